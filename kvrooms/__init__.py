@@ -1,0 +1,67 @@
+"""Rooms that carry a prompt's KV cache from a prefill process to a decode process over NIXL.
+
+Names are loaded on first use: importing the package costs milliseconds and touches neither torch nor nixl.
+"""
+
+import importlib
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine.decode import DecodeEngine
+    from .engine.handle import wait_any
+    from .protocol.memory import Buffer, Component, Memory
+    from .engine.prefill import PrefillEngine
+    from .protocol.errors import EngineClosed, HandshakeRefused, InvalidArgument, RoomClosed, RoomFailed, WireError
+    from .protocol.status import Status
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buffer",
+    "Component",
+    "DecodeEngine",
+    "EngineClosed",
+    "HandshakeRefused",
+    "InvalidArgument",
+    "Memory",
+    "PrefillEngine",
+    "RoomClosed",
+    "RoomFailed",
+    "Status",
+    "WireError",
+    "__version__",
+    "wait_any",
+]
+
+_HOME = {
+    "Buffer": ".protocol.memory",
+    "Component": ".protocol.memory",
+    "DecodeEngine": ".engine.decode",
+    "EngineClosed": ".protocol.errors",
+    "HandshakeRefused": ".protocol.errors",
+    "InvalidArgument": ".protocol.errors",
+    "Memory": ".protocol.memory",
+    "PrefillEngine": ".engine.prefill",
+    "RoomClosed": ".protocol.errors",
+    "RoomFailed": ".protocol.errors",
+    "Status": ".protocol.status",
+    "WireError": ".protocol.errors",
+    "wait_any": ".engine.handle",
+}
+
+logging.getLogger("kvrooms").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module on first use."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

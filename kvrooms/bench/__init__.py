@@ -1,0 +1,1 @@
+"""Throughput, latency and rooms per second beside a floor without any protocol."""

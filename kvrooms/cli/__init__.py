@@ -1,0 +1,119 @@
+"""The command line: `kvrooms bootstrap | demo | bench | spec`.
+
+Each command imports its implementation when it runs: `kvrooms --help` costs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..protocol.errors import KvroomsError
+
+app = typer.Typer(
+    name="kvrooms",
+    help="Rooms that carry a prompt's KV cache from a prefill process to a decode process over NIXL.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Json = Annotated[
+    bool, typer.Option("--json", help="Plain lines and one JSON object as the last line, no live display.")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvrooms {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def bootstrap(
+    host: Annotated[
+        str, typer.Option(help="Address to bind. Anyone who reaches it can register engines, hence the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to bind; 0 lets the system choose.")] = 0,
+    advertise: Annotated[
+        str | None, typer.Option(help="Host to print in the URL, where it differs from the one bound.")
+    ] = None,
+    max_registrations: Annotated[int, typer.Option(min=1, help="How many engines may be registered.")] = 4096,
+    json: Annotated[bool, typer.Option("--json", help="Print the JSON line only, nothing for people.")] = False,
+) -> None:
+    """Serve a bootstrap registry until SIGTERM or SIGINT.
+
+    The only line on standard output is {"bootstrap": "http://HOST:PORT"}, printed once the registry answers.
+    """
+    from .bootstrap import main as run
+
+    raise typer.Exit(run(host, port, advertise=advertise, max_registrations=max_registrations, quiet=json))
+
+
+@app.command()
+def demo(
+    prompt: Annotated[str | None, typer.Option(help="A prompt of your own, instead of the prepared requests.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A local model folder, or one kind: dense, sliding, hybrid. Default: all kinds.")
+    ] = None,
+    json: _Json = False,
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds after which the demo is ended as failed.")] = 300.0,
+    requests: Annotated[int, typer.Option(min=1, max=64, help="Requests per model, all at the same time.")] = 3,
+) -> None:
+    """Move real models' KV caches between two processes over NIXL and check what decode makes of them.
+
+    The last line of standard output is one JSON object; exit status 1 when anything differs from the reference.
+    """
+    from ..demo.run import DemoOptions
+    from ..demo.run import main as run
+
+    options = DemoOptions(prompt=prompt, model=model, json=json, timeout_s=timeout_s, requests=requests)
+    raise typer.Exit(run(options))
+
+
+@app.command()
+def bench(
+    json: _Json = False,
+    room: Annotated[
+        list[str] | None, typer.Option(help="A room size: 4KiB, 512KiB, 64MiB. May be repeated. Default: all.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs per figure; the median is shown.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rooms and runs: a look, not a measurement.")] = False,
+) -> None:
+    """Measure rooms beside a floor that moves the same bytes with no protocol at all."""
+    from ..bench.run import BenchOptions
+    from ..bench.run import main as run
+
+    raise typer.Exit(run(BenchOptions(json=json, rooms=tuple(room or ()), runs=runs, quick=quick)))
+
+
+@app.command()
+def spec(
+    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+) -> None:
+    """Print the protocol reference as the running tables have it: Markdown with Mermaid diagrams."""
+    from .spec import main as run
+
+    raise typer.Exit(run(json=json))
+
+
+def main() -> None:
+    """Run the command line and exit: 0 when all is well, 1 when the command failed, 2 for a wrong argument."""
+    try:
+        app()
+    except KvroomsError as error:
+        typer.echo(f"kvrooms: {error}", err=True)
+        sys.exit(2 if isinstance(error, ValueError) else 1)

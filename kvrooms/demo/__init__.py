@@ -1,0 +1,1 @@
+"""The main job end to end: real model caches over real NIXL between real processes."""

@@ -1,0 +1,1 @@
+"""EngineCore and the thin threads around it: PrefillEngine, DecodeEngine and the handles of their rooms."""

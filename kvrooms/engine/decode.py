@@ -1,0 +1,147 @@
+"""The decode engine: opens rooms that receive a prompt's KV cache, aux and state from a prefill engine."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+import msgspec
+
+from ..protocol.errors import InvalidArgument
+from ..protocol.identity import check_int, room_key
+from ..protocol.manifest import derive, page_indices
+from ..protocol.manifest import state_indices as spelled
+from ..protocol.memory import Memory
+from ..protocol.registration import check_bootstrap, check_instance, check_rank
+from .core import EngineCore
+from .decode_core import DecodeCore
+from .decode_state import DecodeRecord, Destination, Target
+from .handle import Room
+from .host import Assembly, Engine
+from .settings import EngineSettings, load_settings
+
+
+class DecodeRoom(Room):
+    """A room on the decode side."""
+
+    claimed: tuple[object, ...] | None = None
+
+
+class DecodeEngine(Engine):
+    """Receives. One per decode rank; see `Engine` for what any thread may do.
+
+    memory: the registered pools. name: for logs and for the peers. settings: see `EngineSettings`; single settings can
+    be given by name instead (`DecodeEngine(memory, moving_timeout_s=5)`), else `KVROOMS_*`, else defaults.
+    Raises InvalidArgument and TransportError.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        name: str | None = None,
+        settings: EngineSettings | None = None,
+        assembly: Assembly | None = None,
+        **overrides: float,
+    ) -> None:
+        settings = settings or load_settings(**overrides)
+        if assembly is None:
+            from .real import assemble
+
+            assembly = assemble(check_instance(name or f"decode-{os.getpid()}"), memory, settings)
+        self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
+        self._targets: dict[tuple[str, str, int], Target] = {}
+        super().__init__(memory, settings, assembly)
+
+    def _make_core(self, assembly: Assembly) -> EngineCore:
+        return DecodeCore(assembly.ports)
+
+    def open(
+        self,
+        room: int,
+        *,
+        bootstrap: str,
+        pages: object = (),
+        aux_index: int | None = None,
+        state_indices: object = None,
+        prefix_pages: int = 0,
+        attempt: int = 0,
+        instance: str = "",
+        rank: int = 0,
+        skip_state: bool = False,
+        **timeouts: float,
+    ) -> DecodeRoom:
+        """Open a room and ask the prefill engine for it. Never blocks; either side may come first.
+
+        bootstrap: URL of the registry that knows the prefill engine (`PrefillEngine.bootstrap`). instance: its name, ""
+        when the registry knows only one. pages: destination page of each position that is owed, in order.
+        prefix_pages: how many leading positions decode holds already. aux_index: destination aux slot, None for no aux.
+        state_indices: destination indices per component, in any spelling (`protocol.manifest.state_indices`).
+        skip_state: this room carries no state, not even what is owed always; both sides must say so.
+        timeouts: `bootstrap_timeout_s`, `waiting_timeout_s`, `moving_timeout_s`, `cap_timeout_s` of this room.
+        Raises InvalidArgument (nothing has changed then) and EngineClosed.
+        """
+        self._check_open()
+        layout, regions = self.memory.layout, self.memory.regions
+        key = room_key(room, attempt)
+        target = self._target(bootstrap, instance, rank)
+        destination_pages = page_indices("pages", pages, regions.pages)
+        prefix = check_int("prefix_pages", prefix_pages, 0, 2**24 - len(destination_pages))
+        slot = -1 if aux_index is None else check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
+        indices = spelled(layout, state_indices, self._items, skip_state=skip_state)
+        manifest = derive(layout, prefix + len(destination_pages), prefix, indices, aux=slot >= 0)
+        owed = tuple(some for some in indices if len(some))
+        settings = room_settings(self.settings, timeouts)
+        handle = DecodeRoom(self, key)
+        record = DecodeRecord(key, settings, 0.0, target, manifest, Destination(destination_pages, slot, owed), handle)
+        handle.record = record
+        with self.lock:
+            self._claims.take_key(key)
+            try:
+                self._claims.take(destination_pages, slot, indices)
+            except InvalidArgument:
+                self._claims.drop_key(key)
+                raise
+            self._open_rooms.add(handle)
+        handle.claimed = (destination_pages, slot, indices)
+        self._submit(cast(DecodeCore, self._core).open, record)
+        return handle
+
+    def peer_fenced(self, engine: str) -> None:
+        """The orchestrator's word that every process named `engine` is fenced: its writes can land no more.
+
+        Its rooms fail and its quarantined ranges are free. To say this of an engine that lives corrupts memory.
+        """
+        self._check_open()
+        self._submit(cast(DecodeCore, self._core).fence, engine)
+
+    def room_freed(self, room: Room) -> None:
+        """See `Desk.room_freed`."""
+        with self.lock:
+            claimed, room.claimed = room.claimed, None  # type: ignore[attr-defined]
+            if claimed is not None:
+                self._claims.give_back(*claimed)
+
+    def _target(self, bootstrap: str, instance: str, rank: int) -> Target:
+        target = self._targets.get((bootstrap, instance, rank))
+        if target is None:
+            url = check_bootstrap(bootstrap)
+            target = Target(url, check_instance(instance) if instance else "", check_rank(rank))
+            if len(self._targets) < 1024:
+                self._targets[bootstrap, instance, rank] = target
+        return target
+
+
+_ROOM_TIMEOUTS = ("bootstrap_timeout_s", "waiting_timeout_s", "queued_timeout_s", "moving_timeout_s", "cap_timeout_s")
+
+
+def room_settings(settings: EngineSettings, timeouts: dict[str, float]) -> EngineSettings:
+    """The engine's settings with a room's own deadlines. Raises InvalidArgument naming the argument."""
+    if not timeouts:
+        return settings
+    for name, value in timeouts.items():
+        if name not in _ROOM_TIMEOUTS:
+            raise InvalidArgument(name, value, f"is no argument of open(); timeouts are {', '.join(_ROOM_TIMEOUTS)}")
+        if not 0 < value < float("inf"):
+            raise InvalidArgument(name, value, "must be a positive number of seconds")
+    return msgspec.structs.replace(settings, **timeouts)

@@ -1,0 +1,337 @@
+"""The core of a decode engine: rooms that receive, and the leases of what they exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..protocol import notify, wire
+from ..protocol.errors import WireError
+from ..protocol.events import (
+    DEADLINE_REASON,
+    Accepted,
+    Close,
+    Command,
+    DecodeEvent,
+    Do,
+    Fail,
+    Landed,
+    LeaseEvent,
+    Timer,
+)
+from ..protocol.events import RoomEvent as On
+from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.identity import RoomKey
+from ..protocol.status import TERMINAL
+from ..statemachine.ledger import within
+from ..statemachine.memory import Lease, step_lease
+from ..statemachine.rooms import DECODE_ROOM, step_decode
+from ..statemachine.table import Kind
+from .core import Link, Ports, log, log_end
+from .decode_links import DecodeLinks
+from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
+from .timers import Alarm
+
+
+class DecodeCore(DecodeLinks):
+    """Rooms that receive. See `EngineCore`."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._rooms: dict[RoomKey, DecodeRecord] = {}
+        self._by_token: dict[int, Grant] = {}
+
+    # -- what the caller asks (through `submit`) -----------------------------------------------------------------
+
+    def open(self, record: DecodeRecord) -> None:
+        """Open a room: its key is not in use, its ranges are the room's alone (the caller has checked both)."""
+        record.opened = self.now
+        self._rooms[record.key] = record
+        record.grants = (Grant(record, 0, record.manifest, self.ids.token()),)
+        record.unreleased = len(record.grants)
+        self._carry_out(record, DECODE_ROOM.initial_commands)
+        if self.closing:
+            self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine is being closed"))
+
+    def abort(self, record: DecodeRecord, detail: str) -> None:
+        """The caller aborts the room. Idempotent."""
+        self._fail(record, On.ABORT, Failure(Reason.ABORTED, detail))
+
+    def close_room(self, record: DecodeRecord) -> None:
+        """The caller is finished with the room. Idempotent."""
+        if self._rooms.get(record.key) is record:
+            self._step(record, Close(), Failure(Reason.ABORTED, "closed by its caller while it was open"))
+
+    def fence(self, engine: str) -> None:
+        """The orchestrator says that every writer named `engine` was fenced."""
+        for peer in list(self._peers.values()):
+            if peer.engine == engine:
+                self._end_all(peer, LeaseEvent.FENCED, Failure(Reason.PEER_LOST, f"{engine} was fenced"))
+
+    # -- rooms ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, record: DecodeRecord, column: On, failure: Failure) -> None:
+        self._step(record, Fail(column, failure.reason), failure)
+
+    def _step(self, record: DecodeRecord, event: DecodeEvent, failure: Failure | None = None) -> None:
+        before = record.room.phase
+        room, row = step_decode(record.room, event)
+        record.room = room
+        if row.kind is Kind.IGNORE:
+            self.counters["room events ignored"] += 1
+            if failure is not None and record.failure is not None:
+                record.add_context(failure)
+            return
+        if row.kind is Kind.FAIL:
+            record.failure = failure
+        elif isinstance(event, Landed):
+            record.progressed = True
+        if room.phase not in TERMINAL:
+            record.watcher.moved(room.phase, record.progressed)
+        elif before not in TERMINAL:
+            for grant in record.grants:
+                self._by_token.pop(grant.token, None)
+        self._carry_out(record, row.commands)
+
+    def _carry_out(self, record: DecodeRecord, commands: tuple[Command, ...]) -> None:
+        for do, timer in commands:
+            match do:
+                case Do.ARM:
+                    assert timer is not None
+                    self._arm(record, timer)
+                case Do.DISARM:
+                    self._timers.disarm(record, Alarm.PHASE)
+                    self._timers.disarm(record, Alarm.CAP)
+                case Do.SEND_METADATA:
+                    for grant in record.grants:
+                        self._advertise(grant)
+                case Do.LEASE_LANDED:
+                    self._each_lease(record, LeaseEvent.LANDED)
+                case Do.LEASE_FAILED:
+                    self._each_lease(record, LeaseEvent.FAILED)
+                case Do.LEASE_CLOSED:
+                    self._each_lease(record, LeaseEvent.CLOSED)
+                case Do.REPORT:
+                    phase = record.room.phase
+                    record.watcher.ended(phase, record.failure, record.context)
+                    log_end(self.name, record, phase, self._peer_name(record), self.now)
+                case Do.FORGET:
+                    del self._rooms[record.key]
+                    record.watcher.forgotten()
+                case _:
+                    raise AssertionError(f"{do} is no command of this table")
+
+    def _arm(self, record: DecodeRecord, timer: Timer) -> None:
+        settings = record.settings
+        if timer is Timer.CAP:
+            self._timers.arm(record, Alarm.CAP, self.now + settings.cap_timeout_s)
+            return
+        seconds = {
+            Timer.BOOTSTRAP: settings.bootstrap_timeout_s,
+            Timer.WAITING: settings.waiting_timeout_s,
+            Timer.MOVING: settings.moving_timeout_s,
+        }[timer]
+        record.timer = timer
+        self._timers.arm(record, Alarm.PHASE, self.now + seconds)
+
+    def _deadline(self, record: DecodeRecord, timer: Timer) -> None:
+        link = self._by_target.get(record.target)
+        trouble = f"; {link.trouble}" if link is not None and not link.up else ""
+        detail = (
+            f"{record.key} was in {record.room.phase.value} after {self.now - record.opened:.1f} s, waiting for "
+            f"{self._peer_name(record)}{trouble}"
+        )
+        self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail[:DETAIL_MAX]))
+
+    @staticmethod
+    def _peer_name(record: DecodeRecord) -> str:
+        peer = record.grants[0].peer if record.grants else None
+        return peer.engine if peer else record.target.instance or record.target.bootstrap
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def _each_lease(self, record: DecodeRecord, event: LeaseEvent) -> None:
+        for grant in record.grants:
+            self._lease(grant, event)
+
+    def _lease(self, grant: Grant, event: LeaseEvent) -> None:
+        before = grant.lease
+        grant.lease, row = step_lease(before, event)
+        for do, _timer in row.commands:
+            match do:
+                case Do.SEND_ABORT:
+                    self._send_abort(grant)
+                case Do.ARM:
+                    settings = self.settings
+                    grant.retry_s = min(grant.retry_s * 2 or settings.abort_retry_s, settings.abort_retry_max_s)
+                    self._timers.arm(grant, Alarm.RETRY, self.now + grant.retry_s)
+                case Do.DISARM:
+                    self._timers.disarm(grant, Alarm.RETRY)
+                case Do.FREE:
+                    self._free(grant)
+                case _:
+                    raise AssertionError(f"{do} is no command of this table")
+
+    def _advertise(self, grant: Grant) -> None:
+        link = self._link(grant.record.target)
+        if link.up:
+            self._send_metadata(link, grant)
+        else:
+            link.held[grant] = None
+
+    def _send_metadata(self, link: DecodeLink, grant: Grant) -> None:
+        peer = link.peer
+        assert peer is not None
+        record, destination = grant.record, grant.record.destination
+        grant.peer, grant.number = peer, peer.next_grant
+        peer.next_grant += 1
+        peer.grants[grant.number] = grant
+        self._by_token[grant.token] = grant
+        self._lease(grant, LeaseEvent.ADVERTISED)
+        self._send(
+            link,
+            wire.Metadata(
+                room=record.key.room,
+                attempt=record.key.attempt,
+                grant=grant.number,
+                token=grant.token,
+                manifest=grant.manifest,
+                pages=wire.pack_indices(destination.pages),
+                aux_index=destination.aux_index,
+                state=tuple(wire.pack_indices(indices) for indices in destination.state),
+            ),
+        )
+
+    def _free(self, grant: Grant) -> None:
+        record = grant.record
+        link = self._by_target.get(record.target)
+        if link is not None:
+            link.held.pop(grant, None)
+        peer = grant.peer
+        if peer is not None:
+            peer.grants.pop(grant.number, None)
+            self._retire(peer)
+        record.unreleased -= 1
+        if record.unreleased == 0:
+            record.watcher.freed()
+
+    def _send_abort(self, grant: Grant) -> None:
+        peer, failure = grant.peer, grant.record.failure
+        assert peer is not None
+        if peer.link is not None:
+            reason = failure.reason.mirrored if failure else Reason.PEER_ABORTED
+            detail = failure.detail if failure else ""
+            self._send(peer.link, wire.Abort(grant.number, reason, detail[:DETAIL_MAX]))
+
+    def _end_all(self, peer: Peer, proof: LeaseEvent, failure: Failure) -> None:
+        """Every grant of a peer ends: its room fails, and there is proof that nobody writes any more."""
+        for grant in list(peer.grants.values()):
+            self._fail(grant.record, On.PEER_LOST, failure)
+            self._lease(grant, proof)
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    @property
+    def listening(self) -> bool:
+        """Completions can come as long as a grant is advertised and its room is open."""
+        return bool(self._by_token)
+
+    def _take_in(self) -> bool:
+        busy = False
+        if self._by_token:
+            for agent, message in self.transport.arrivals():
+                busy = True
+                self._arrival(agent, message)
+        return self._answers() or busy
+
+    def _arrival(self, agent: str, message: bytes) -> None:
+        try:
+            grant_number, token, parts = notify.decode(message)
+        except WireError as error:
+            self.counters["notifications malformed"] += 1
+            log.debug("%s: a malformed notification: %s", self.name, error)
+            return
+        grant = self._by_token.get(token)
+        if grant is None or grant.peer is None or grant.number != grant_number or grant.peer.agent != agent:
+            self.counters["notifications of no open grant"] += 1
+            return
+        for kind, component, first, size in parts:
+            if not within(grant.manifest, kind, component, first, first + size):
+                detail = f"{kind.name} positions {first} to {first + size} are not owed"
+                self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, detail, "peer"))
+                return
+            self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
+
+    def _frame(self, link: Link, floor: int, body: wire.Body) -> None:
+        assert isinstance(link, DecodeLink)
+        peer = link.peer
+        assert peer is not None
+        match body:
+            case wire.Accept(number):
+                grant = peer.grants.get(number)
+                if grant is not None:
+                    self._step(grant.record, Accepted(grant.sender))
+            case wire.Failed(number, reason, detail):
+                self._peer_failed(peer, number, reason, detail)
+            case wire.Reject(number, reason, detail):
+                self._peer_failed(peer, number, reason, detail)
+                self._acked(peer, number)
+            case wire.Ack(number):
+                self._peer_failed(peer, number, Reason.PEER_FAILED, "it will not write any more")
+                self._acked(peer, number)
+            case _:
+                self._unexpected(link, body)
+
+    def _peer_failed(self, peer: Peer, number: int, reason: Reason, detail: str) -> None:
+        grant = peer.grants.get(number)
+        if grant is not None and grant.record.room.phase not in TERMINAL:
+            self._fail(grant.record, On.PEER_FAILED, Failure(reason, detail, "peer"))
+
+    def _acked(self, peer: Peer, number: int) -> None:
+        grant = peer.grants.get(number)
+        if grant is None:
+            self.counters["acknowledgements of no open grant"] += 1
+        else:
+            self._lease(grant, LeaseEvent.ACKED)
+
+    def _own_alarm(self, owner: object, alarm: Alarm) -> None:
+        match alarm, owner:
+            case Alarm.PHASE, DecodeRecord(timer=Timer() as timer) as record:
+                self._deadline(record, timer)
+            case Alarm.CAP, DecodeRecord() as record:
+                self._deadline(record, Timer.CAP)
+            case Alarm.RETRY, Grant() as grant:
+                self._lease(grant, LeaseEvent.RETRY)
+            case Alarm.REDIAL, DecodeLink() as link:
+                self._seek(link)
+            case _:
+                raise AssertionError(f"{alarm} of {owner!r}")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Fail every open room. Their leases end as the peers acknowledge."""
+        self.closing = True
+        for record in list(self._rooms.values()):
+            self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine was closed"))
+
+    @property
+    def undrained(self) -> int:
+        """How many leases are not released."""
+        return sum(len(peer.grants) for peer in self._peers.values())
+
+    def quarantined(self) -> Iterator[DecodeRecord]:
+        """The rooms whose ranges are quarantined."""
+        for peer in self._peers.values():
+            yield from (grant.record for grant in peer.grants.values() if grant.lease is Lease.QUARANTINED)
+
+    def tables(self) -> dict[str, int]:
+        """See `EngineCore.tables`."""
+        return {
+            **super().tables(),
+            "rooms": len(self._rooms),
+            "targets": len(self._by_target),
+            "tokens": len(self._by_token),
+            "peers": len(self._peers),
+            "grants": self.undrained,
+            "tickets": len(self._tickets),
+        }

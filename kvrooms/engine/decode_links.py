@@ -1,0 +1,171 @@
+"""The links of a decode engine: finding prefill engines, handshakes, and what the end of a connection proves."""
+
+from __future__ import annotations
+
+from ..protocol import wire
+from ..protocol.events import LeaseEvent
+from ..protocol.events import RoomEvent as On
+from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.layout import differences
+from ..protocol.registration import Registration, Resolved
+from ..transport.ports import CloseCause, Closed, Opened
+from .core import EngineCore, Link, Ports
+from .decode_state import REDIAL_FIRST_S, DecodeLink, DecodeRecord, Grant, Peer, Target
+from .timers import Alarm
+
+_PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
+"""Only the peer's kernel closes or resets: its process is gone, unless it said GOODBYE before."""
+_REDIAL_MAX_S = 1.0
+
+
+class DecodeLinks(EngineCore):
+    """The half of a decode core that keeps connections. See `EngineCore`."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._by_target: dict[Target, DecodeLink] = {}
+        self._peers: dict[int, Peer] = {}
+        self._tickets: dict[int, DecodeLink] = {}
+
+    # -- what the other half does --------------------------------------------------------------------------------
+
+    def _fail(self, record: DecodeRecord, column: On, failure: Failure) -> None:
+        """End a room."""
+        raise NotImplementedError
+
+    def _lease(self, grant: Grant, event: LeaseEvent) -> None:
+        """Step a lease."""
+        raise NotImplementedError
+
+    def _send_metadata(self, link: DecodeLink, grant: Grant) -> None:
+        """Advertise a grant on a link that is up."""
+        raise NotImplementedError
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _link(self, target: Target) -> DecodeLink:
+        """The link to a target; one that is new starts to look for it."""
+        link = self._by_target.get(target)
+        if link is None:
+            link = self._by_target[target] = DecodeLink(target)
+            self._seek(link)
+        return link
+
+    def _answers(self) -> bool:
+        """Take in what the registry has found."""
+        busy = False
+        for answer in self.registry.poll() if self._tickets else ():
+            busy = True
+            link = self._tickets.pop(answer.ticket, None)
+            if link is None:
+                continue
+            if isinstance(answer, Resolved):
+                self._found(link, answer.registration)
+            else:
+                self._redial(link, answer.why)
+        return busy
+
+    def _seek(self, link: DecodeLink) -> None:
+        self._tickets[self.registry.lookup(*link.target)] = link
+
+    def _found(self, link: DecodeLink, registration: Registration) -> None:
+        link.trouble = f"{registration.address} does not answer"
+        link.connection = self.channel.dial(registration.address)
+        self._links[link.connection] = link
+        self._timers.arm(link, Alarm.HANDSHAKE, self.now + self.settings.handshake_timeout_s)
+
+    def _redial(self, link: DecodeLink, trouble: str) -> None:
+        """Try again after a pause, as long as somebody needs the link."""
+        link.trouble = trouble
+        if self.closing or not (link.held or self._owes_aborts(link)):
+            self._by_target.pop(link.target, None)
+            return
+        self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
+        link.backoff_s = min(link.backoff_s * 2, _REDIAL_MAX_S)
+
+    @staticmethod
+    def _owes_aborts(link: DecodeLink) -> bool:
+        return link.peer is not None and bool(link.peer.grants)
+
+    def _opened(self, event: Opened) -> None:
+        link = self._links.get(event.connection)
+        if link is not None:
+            blob = self.transport.metadata()
+            self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob))
+
+    def _handshake(self, link: Link, source: int, target: int, body: wire.Body) -> None:
+        assert isinstance(link, DecodeLink)
+        match body:
+            case wire.Welcome(engine, agent, layout) if target == self.incarnation:
+                unequal = differences(self.layout, layout)
+                if unequal:
+                    self._refuse(link, unequal)
+                    return
+                self._welcomed(link, source, engine, agent)
+            case wire.Refuse(words):
+                self._refuse(link, words)
+            case _:
+                self._unexpected(link, body)
+                self._drop(link, "no handshake")
+
+    def _welcomed(self, link: DecodeLink, incarnation: int, engine: str, agent: str) -> None:
+        peer = self._peers.get(incarnation)
+        if peer is None:
+            peer = self._peers[incarnation] = Peer(incarnation, engine, agent)
+        before, link.peer = link.peer, peer
+        if before is not None and before is not peer:
+            self._retire(before)
+        peer.link = link
+        link.incarnation, link.engine = incarnation, engine
+        link.backoff_s = REDIAL_FIRST_S
+        self._established(link)
+        for grant in list(peer.grants.values()):
+            self._lease(grant, LeaseEvent.LINK_UP)
+        held, link.held = link.held, {}
+        for grant in held:
+            self._send_metadata(link, grant)
+
+    def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
+        """The two engines cannot work together: the rooms that wait for this link learn why."""
+        assert isinstance(link, DecodeLink)
+        self._drop(link, "refused")
+        failure = Failure(Reason.HANDSHAKE_REFUSED, "; ".join(words)[:DETAIL_MAX])
+        for grant in list(link.held):
+            self._fail(grant.record, On.PEER_LOST, failure)
+
+    def _lost(self, link: Link, event: Closed) -> None:
+        assert isinstance(link, DecodeLink)
+        was_up, link.up = link.up, False
+        peer = link.peer
+        if peer is not None and was_up and peer.link is link:
+            peer.link = None
+            failure = Failure(Reason.PEER_LOST, f"{peer.engine}: {event.cause.value}")
+            proven = event.cause in _PROOFS and not link.goodbye
+            for grant in list(peer.grants.values()):
+                self._fail(grant.record, On.PEER_LOST, failure)
+                if proven:
+                    self._lease(grant, LeaseEvent.WRITER_GONE)
+            self._retire(peer)
+        link.goodbye = False
+        self._redial(link, f"the connection ended: {event.cause.value} {event.detail}")
+
+    def _left(self, link: Link, undrained: tuple[int, ...]) -> None:
+        """GOODBYE of a prefill engine: a promise for every grant but the undrained."""
+        assert isinstance(link, DecodeLink)
+        peer = link.peer
+        if peer is None or peer.link is not link:
+            return
+        failure = Failure(Reason.PEER_LOST, f"{peer.engine} said goodbye", "peer")
+        for grant in list(peer.grants.values()):
+            self._fail(grant.record, On.PEER_LOST, failure)
+            if grant.number not in undrained:
+                self._lease(grant, LeaseEvent.ACKED)
+
+    def _retire(self, peer: Peer) -> None:
+        """Forget an incarnation that has no connection and no grant left."""
+        if peer.link is None and not peer.grants:
+            self._peers.pop(peer.incarnation, None)
+
+    def _floor(self, link: Link) -> int:
+        assert isinstance(link, DecodeLink)
+        return link.peer.floor if link.peer is not None else 0

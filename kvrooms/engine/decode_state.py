@@ -1,0 +1,103 @@
+"""What a decode engine holds: targets, links, peers, rooms and their grants. Plain records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..protocol.events import Timer
+from ..protocol.identity import RoomKey
+from ..protocol.manifest import Indices, Manifest
+from ..statemachine.memory import LEASE
+from ..statemachine.rooms import decode_room
+from .core import Link, Record
+from .settings import EngineSettings
+from .watch import Watcher
+
+REDIAL_FIRST_S = 0.02
+
+
+class Target(NamedTuple):
+    """Which prefill engine: the registry to ask, the instance ("" when there is only one) and the rank."""
+
+    bootstrap: str
+    instance: str
+    rank: int
+
+
+class Destination(NamedTuple):
+    """Where the bytes go: a page per owed position, an aux slot (-1: none), indices per component of the manifest."""
+
+    pages: Indices
+    aux_index: int
+    state: tuple[Indices, ...]
+
+
+class Peer:
+    """One incarnation of a prefill engine: the grants that it may still write to."""
+
+    def __init__(self, incarnation: int, engine: str, agent: str) -> None:
+        self.incarnation = incarnation
+        self.engine = engine
+        self.agent = agent
+        self.link: DecodeLink | None = None
+        self.grants: dict[int, Grant] = {}
+        self.next_grant = 1
+        self._floor = 1
+
+    @property
+    def floor(self) -> int:
+        """The lowest grant that is not released. Grants are dense, so the walk costs one step per grant in all."""
+        while self._floor < self.next_grant and self._floor not in self.grants:
+            self._floor += 1
+        return self._floor
+
+
+class DecodeLink(Link):
+    """The connection to one target, or the attempt to have one."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+        self.peer: Peer | None = None
+        self.held: dict[Grant, None] = {}
+        self.backoff_s = REDIAL_FIRST_S
+        self.trouble = "its registry has not answered yet"
+
+
+class Grant:
+    """One METADATA to one prefill rank, and its lease."""
+
+    def __init__(self, record: DecodeRecord, sender: int, manifest: Manifest, token: int) -> None:
+        self.record = record
+        self.sender = sender
+        self.manifest = manifest
+        self.token = token
+        self.lease = LEASE.initial
+        self.peer: Peer | None = None
+        self.number = 0
+        self.retry_s = 0.0
+        self.released = False
+
+
+class DecodeRecord(Record):
+    """A room on decode."""
+
+    def __init__(
+        self,
+        key: RoomKey,
+        settings: EngineSettings,
+        opened: float,
+        target: Target,
+        manifest: Manifest,
+        destination: Destination,
+        watcher: Watcher,
+    ) -> None:
+        super().__init__(key, settings, opened)
+        self.target = target
+        self.manifest = manifest
+        self.destination = destination
+        self.watcher = watcher
+        self.room = decode_room((manifest,))
+        self.timer: Timer | None = None
+        self.grants: tuple[Grant, ...] = ()
+        self.unreleased = 0

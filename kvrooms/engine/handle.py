@@ -1,0 +1,306 @@
+"""The room as its caller holds it: three ways to wait (`poll`, `wait`, `await`), and the word on its memory.
+
+Thread safety: any thread may call any method. The engine's thread alone writes `_phase`, `_status` and `_failure`;
+each is a single assignment, and callbacks are handed over under the engine's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from ..protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
+from ..protocol.failure import Failure
+from ..protocol.identity import RoomKey
+from ..protocol.status import TERMINAL, Phase, Status, status_of
+
+_FORGET_TIMEOUT_S = 10.0
+H = TypeVar("H", bound="Room")
+
+
+class Desk(Protocol):
+    """The engine as its rooms see it."""
+
+    name: str
+    lock: threading.Lock
+    pid: int
+
+    def abort_room(self, room: Any, detail: str) -> None:
+        """Abort on the engine's thread."""
+
+    def close_room(self, room: Any) -> None:
+        """Close on the engine's thread."""
+
+    def room_freed(self, room: Any) -> None:
+        """The room's ranges are free again (engine's thread)."""
+
+    def room_forgotten(self, room: Any) -> None:
+        """The engine holds the room no more (engine's thread)."""
+
+
+class _Gate:
+    """Something one thread waits for and others open, any number of times. A bare lock: one futex, no allocation."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # open already
+            pass
+
+    def wait(self, timeout: float | None) -> bool:
+        return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+
+
+class _Moment:
+    """Something that happens once: callbacks before it, immediate calls after it."""
+
+    __slots__ = ("_calls", "happened")
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._calls: list[Callable[[], None]] | None = None
+
+    def call(self, lock: threading.Lock, function: Callable[[], None]) -> None:
+        """Call `function` when it happens, or now."""
+        with lock:
+            if not self.happened:
+                if self._calls is None:
+                    self._calls = []
+                self._calls.append(function)
+                return
+        function()
+
+    def cancel(self, lock: threading.Lock, function: Callable[[], None]) -> None:
+        """Do not call `function` after all."""
+        with lock:
+            if self._calls and function in self._calls:
+                self._calls.remove(function)
+
+    def happen(self, lock: threading.Lock) -> None:
+        with lock:
+            self.happened = True
+            calls, self._calls = self._calls, None
+        for function in calls or ():
+            function()
+
+    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
+        if self.happened:
+            return True
+        gate = _Gate()
+        self.call(lock, gate.open)
+        if gate.wait(timeout):
+            return True
+        self.cancel(lock, gate.open)
+        return self.happened
+
+
+class Room:
+    """A room as its caller holds it. Made by `PrefillEngine.open` and `DecodeEngine.open`."""
+
+    def __init__(self, desk: Desk, key: RoomKey) -> None:
+        self._desk = desk
+        self._key = key
+        self._phase = Phase.METADATA
+        self._status = Status.BOOTSTRAPPING
+        self._failure: Failure | None = None
+        self._context: list[Failure] = []
+        self._end = _Moment()
+        self._free = _Moment()
+        self._gone = _Moment()
+        self._surfaced = False
+        self.record: Any = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._key} {self._phase.value}>"
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """The room's number."""
+        return self._key.room
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt at the room's request."""
+        return self._key.attempt
+
+    @property
+    def phase(self) -> str:
+        """The first kind of obligation still open: "METADATA", "KV", "AUX", "STATE"; else "DONE" or "FAILED"."""
+        return self._phase.value
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first cause once the room has failed; looking at it changes nothing."""
+        return self._failure
+
+    @property
+    def memory_free(self) -> bool:
+        """Whether nobody reads or writes the room's pages and slots any more, so that they may be used again.
+
+        A room that failed is not enough: on decode, writes may still land until the writer has acknowledged or died.
+        """
+        return self._free.happened
+
+    def poll(self) -> Status:
+        """The status now. Never blocks."""
+        return self._status
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """Block until the room is DONE or FAILED and return that; TimeoutError after `timeout` seconds."""
+        self._check_process()
+        if not self._status.terminal and not self._end.wait(self._desk.lock, timeout):
+            raise TimeoutError(f"{self._key} is in {self._phase.value} after {timeout} s")
+        return self._status
+
+    def wait_memory_free(self, timeout: float | None = None) -> bool:
+        """Block until `memory_free`; False after `timeout` seconds."""
+        self._check_process()
+        return self._free.wait(self._desk.lock, timeout)
+
+    def __await__(self) -> Generator[Any, None, Status]:
+        """`await room` is `wait()` for asyncio."""
+        return self._ended().__await__()
+
+    async def _ended(self) -> Status:
+        self._check_process()
+        if not self._status.terminal:
+            await _asynchronously(self._end, self._desk.lock)
+        return self._status
+
+    async def memory_freed(self) -> None:
+        """`wait_memory_free()` for asyncio."""
+        self._check_process()
+        if not self._free.happened:
+            await _asynchronously(self._free, self._desk.lock)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def abort(self, detail: str = "aborted by the caller") -> None:
+        """End the room as FAILED, and tell the other side. Idempotent; nothing happens to a room that has ended."""
+        self._check_process()
+        if not self._status.terminal:
+            self._desk.abort_room(self, detail)
+
+    def close(self) -> None:
+        """The caller is finished with the room; one that is still open is aborted. Idempotent."""
+        self._check_process()
+        self._desk.close_room(self)
+
+    def failure_exception(self) -> None:
+        """Raise RoomFailed with the first cause, once, after the engine holds nothing of the room any more.
+
+        Nothing happens if the room has not failed. Raises RoomClosed when the failure was raised before.
+        """
+        if self._status is not Status.FAILED:
+            return
+        with self._desk.lock:
+            surfaced, self._surfaced = self._surfaced, True
+        if surfaced:
+            raise RoomClosed(f"{self._key} is closed: its failure was raised before")
+        self.close()
+        if not self._gone.wait(self._desk.lock, _FORGET_TIMEOUT_S):
+            raise EngineClosed(f"{self._desk.name} did not let go of {self._key}")
+        assert self._failure is not None
+        raise RoomFailed(str(self._key), self._failure, tuple(self._context))
+
+    def __enter__(self: H) -> H:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- what the core tells (Watcher) ---------------------------------------------------------------------------
+
+    def moved(self, phase: Phase, progressed: bool) -> None:
+        """See `Watcher.moved`."""
+        self._phase = phase
+        self._status = status_of(phase, progressed)
+
+    def ended(self, phase: Phase, failure: Failure | None, context: list[Failure]) -> None:
+        """See `Watcher.ended`."""
+        assert phase in TERMINAL
+        self._failure, self._context = failure, context
+        self._phase = phase
+        self._status = status_of(phase, moved=True)
+        self._end.happen(self._desk.lock)
+
+    def freed(self) -> None:
+        """See `Watcher.freed`."""
+        self._desk.room_freed(self)
+        self._free.happen(self._desk.lock)
+
+    def forgotten(self) -> None:
+        """See `Watcher.forgotten`."""
+        self._desk.room_forgotten(self)
+        self._gone.happen(self._desk.lock)
+
+    def _check_process(self) -> None:
+        check_process(self._desk)
+
+
+def check_process(desk: Desk) -> None:
+    """Raise EngineClosed in a process that was forked from the engine's: its thread and sockets are not ours."""
+    if os.getpid() != desk.pid:
+        raise EngineClosed(f"{desk.name} belongs to process {desk.pid}; this is a fork of it")
+
+
+async def _asynchronously(moment: _Moment, lock: threading.Lock) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def done() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def happened() -> None:
+        try:
+            loop.call_soon_threadsafe(done)
+        except RuntimeError:  # the loop was closed: nobody waits there any more
+            pass
+
+    moment.call(lock, happened)
+    try:
+        await future
+    finally:
+        moment.cancel(lock, happened)
+
+
+def wait_any(rooms: Iterable[H], timeout: float | None = None) -> list[H]:
+    """Block until at least one of the rooms has ended, and return all that have, in the given order.
+
+    Raises TimeoutError after `timeout` seconds, InvalidArgument when there are no rooms.
+    """
+    rooms = list(rooms)
+    if not rooms:
+        raise InvalidArgument("rooms", rooms, "there must be at least one room to wait for")
+    ended = [room for room in rooms if room.poll().terminal]
+    if ended:
+        return ended
+    gate = _Gate()
+    for room in rooms:
+        room._check_process()  # noqa: SLF001
+        room._end.call(room._desk.lock, gate.open)  # noqa: SLF001
+    opened = gate.wait(timeout)
+    ended = [room for room in rooms if room.poll().terminal]
+    for room in rooms:
+        if room not in ended:
+            room._end.cancel(room._desk.lock, gate.open)  # noqa: SLF001
+    if not opened and not ended:
+        raise TimeoutError(f"none of {len(rooms)} rooms has ended after {timeout} s")
+    return ended

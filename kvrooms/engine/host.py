@@ -1,0 +1,156 @@
+"""What `PrefillEngine` and `DecodeEngine` share: assembly from ports, lock, open keys, closing, tables, counters.
+
+Thread model, in full: one thread per engine owns core, transport agent and control channel, and alone touches them. A
+public method checks its arguments in the caller's thread, takes the engine's lock only for keys, claims and callbacks,
+and hands a call to the thread's inbox. The thread calls back into rooms (`Watcher`) without holding the lock. A second
+thread serves the registry. Nothing is shared between processes; a fork of an engine is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ..protocol.errors import EngineClosed
+from ..protocol.failure import Failure, Reason
+from ..protocol.memory import Memory
+from ..protocol.plan import DescriptorTable
+from ..protocol.status import Phase
+from .claims import Claims
+from .core import EngineCore, Ports
+from .handle import Room, check_process
+from .settings import EngineSettings
+
+CLOSE_TIMEOUT_S = 10.0
+E = TypeVar("E", bound="Engine")
+
+
+class Runner(Protocol):
+    """What turns a core: a thread, or a simulated world."""
+
+    def start(self) -> None:
+        """Begin to turn the core."""
+
+    def wake(self) -> None:
+        """The core has input. Any thread."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """Shut the core down, wait until it has drained, and end. False if it did not end in time."""
+
+
+class Assembly(NamedTuple):
+    """An engine's parts. address: of its control channel ("" if it does not listen). bootstrap: its registry's URL."""
+
+    ports: Ports
+    source: DescriptorTable
+    runner: Callable[[EngineCore, Callable[[], None]], Runner]
+    release: Callable[[], None]
+    address: str = ""
+    bootstrap: str = ""
+
+
+class Engine:
+    """Base of both engines. Any method may be called from any thread of the process that made the engine."""
+
+    def __init__(self, memory: Memory, settings: EngineSettings, assembly: Assembly) -> None:
+        self.memory = memory
+        self.settings = settings
+        self.name = assembly.ports.name
+        self.lock = threading.Lock()
+        self.pid = os.getpid()
+        self._assembly = assembly
+        self._claims = Claims(memory.layout, memory.regions)
+        self._open_rooms: set[Room] = set()
+        self._closed = False
+        self._core = self._make_core(assembly)
+        self._runner = assembly.runner(self._core, self._finish)
+        self._runner.start()
+
+    def _make_core(self, assembly: Assembly) -> EngineCore:
+        raise NotImplementedError
+
+    # -- for users -----------------------------------------------------------------------------------------------
+
+    @property
+    def transport(self) -> str:
+        """What carries the bytes: "nixl/UCX"."""
+        return self._assembly.ports.transport.backend
+
+    def tables(self) -> dict[str, int]:
+        """The number of entries of every table. Nothing in it grows with the number of finished rooms."""
+        with self.lock:
+            claims = {"keys": len(self._open_rooms), "claims": len(self._claims)}
+        return {**self._core.tables(), **claims}
+
+    def counters(self) -> dict[str, int]:
+        """How often something was ignored, refused or malformed, by kind."""
+        return dict(self._core.counters)
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """End the engine: open rooms fail, writes settle or are acknowledged (at most `timeout` s), peers are told.
+
+        Deregisters, joins the thread. Idempotent.
+        """
+        check_process(self)
+        with self.lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        self._runner.stop(timeout)
+        self._assembly.release()
+
+    def __enter__(self: E) -> E:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- for rooms (Desk) ----------------------------------------------------------------------------------------
+
+    def abort_room(self, room: Room, detail: str) -> None:
+        """See `Room.abort`."""
+        self._submit(self._core.abort, room.record, detail)  # type: ignore[attr-defined]
+
+    def close_room(self, room: Room) -> None:
+        """See `Room.close`."""
+        self._submit(self._core.close_room, room.record)  # type: ignore[attr-defined]
+
+    def room_freed(self, room: Room) -> None:
+        """See `Desk.room_freed`."""
+
+    def room_forgotten(self, room: Room) -> None:
+        """See `Desk.room_forgotten`."""
+        with self.lock:
+            self._claims.drop_key(room._key)  # noqa: SLF001
+            self._open_rooms.discard(room)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._core.submit(call, *arguments)
+        self._runner.wake()
+
+    def _check_open(self) -> None:
+        check_process(self)
+        if self._closed:
+            raise EngineClosed(f"{self.name} is closed")
+
+    def _finish(self) -> None:
+        """On the engine's thread, at its end: whatever is still open ends now, so that nobody waits for ever."""
+        ports = self._assembly.ports
+        try:
+            ports.transport.close()
+            self._core.farewell()
+        finally:
+            with self.lock:
+                self._closed = True
+                left = list(self._open_rooms)
+            for room in left:
+                if not room.poll().terminal:
+                    room.ended(Phase.FAILED, Failure(Reason.SHUTDOWN, "the engine's thread has ended"), [])
+                room.forgotten()

@@ -1,0 +1,171 @@
+"""The prefill engine: opens rooms that send a prompt's KV cache, aux and state to a decode engine."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+import numpy as np
+
+from ..protocol.errors import InvalidArgument, RoomClosed
+from ..protocol.identity import PAGES_MAX, RoomKey, check_int, room_key
+from ..protocol.manifest import Declaration, Indices, counts_of, owed_always, page_indices
+from ..protocol.manifest import state_indices as spelled
+from ..protocol.memory import Memory
+from ..protocol.registration import check_bootstrap, check_instance
+from .core import EngineCore
+from .decode import room_settings
+from .handle import Room
+from .host import Assembly, Engine
+from .prefill_core import PrefillCore
+from .prefill_state import PrefillRecord
+from .sends import Send
+from .settings import EngineSettings, load_settings
+
+
+class PrefillRoom(Room):
+    """A room on the prefill side."""
+
+    def __init__(
+        self, engine: PrefillEngine, key: RoomKey, pages: int | None, aux_index: int | None, *, skip_state: bool
+    ) -> None:
+        super().__init__(engine, key)
+        self._engine = engine
+        self._pages = pages
+        self._aux_index = aux_index
+        self._skip_state = skip_state
+        self._sent_pages = 0
+        self._sent_state = (0,) * len(engine.memory.layout.state)
+        self._complete = False
+
+    def send(self, pages: object = (), state_indices: object = None, *, last: bool | None = None) -> None:
+        """Send the next pages, and state, as they are computed. Never blocks: the writes follow decode's METADATA.
+
+        pages: source page of each of the next positions. state_indices: source indices per component, in any spelling;
+        they continue those of earlier sends. last: nothing follows, so the totals are now known; aux goes with it.
+        None: the last one if the room was opened with a number of pages and this reaches it.
+        The items must stay as they are until `memory_free`. Raises InvalidArgument (nothing was sent, the room is as
+        before), RoomClosed once the room has ended.
+        """
+        self._engine._send(self, pages, state_indices, last)  # noqa: SLF001
+
+
+class PrefillEngine(Engine):
+    """Sends. One per prefill rank; see `Engine` for what any thread may do.
+
+    memory: the registered pools. name: what the registry knows it by. registry: URL of a registry (`kvrooms
+    bootstrap`); None serves one in this process. host, port: where decode engines connect (0: any free port);
+    advertise: the host name to publish, where it differs. settings and single settings as for `DecodeEngine`.
+    Raises InvalidArgument, TransportError, OSError.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        name: str | None = None,
+        registry: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        settings: EngineSettings | None = None,
+        assembly: Assembly | None = None,
+        **overrides: float,
+    ) -> None:
+        settings = settings or load_settings(**overrides)
+        if assembly is None:
+            from .real import assemble
+
+            name = check_instance(name or f"prefill-{os.getpid()}")
+            registry = None if registry is None else check_bootstrap(registry)
+            listen = (host, check_int("port", port, 0, 65535))
+            assembly = assemble(name, memory, settings, listen=listen, advertise=advertise, registry=registry)
+        self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
+        super().__init__(memory, settings, assembly)
+
+    def _make_core(self, assembly: Assembly) -> EngineCore:
+        return PrefillCore(assembly.ports, assembly.source)
+
+    @property
+    def bootstrap(self) -> str:
+        """The registry's URL: what decode is told."""
+        return self._assembly.bootstrap
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of the control channel, as registered."""
+        return self._assembly.address
+
+    def open(
+        self,
+        room: int,
+        *,
+        attempt: int = 0,
+        pages: int | None = None,
+        aux_index: int | None = None,
+        skip_state: bool = False,
+        **timeouts: float,
+    ) -> PrefillRoom:
+        """Open a room that will send. Never blocks; either side may come first.
+
+        pages: number of pages of the whole prompt, those that decode holds already included; None: declared by the last
+        send. aux_index: source aux slot, None for no aux. skip_state: as on decode. timeouts: `queued_timeout_s`,
+        `moving_timeout_s`, `cap_timeout_s` of this room. Raises InvalidArgument and EngineClosed.
+        """
+        self._check_open()
+        layout, regions = self.memory.layout, self.memory.regions
+        key = room_key(room, attempt)
+        total = None if pages is None else check_int("pages", pages, 0, PAGES_MAX)
+        if aux_index is not None:
+            check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
+        handle = PrefillRoom(self, key, total, aux_index, skip_state=skip_state)
+        record = PrefillRecord(key, room_settings(self.settings, timeouts), 0.0, handle)
+        handle.record = record
+        aux = layout.aux_names if aux_index is not None else ()
+        stateless = skip_state or not layout.state
+        declaration = Declaration(total, aux, () if stateless else None)
+        with self.lock:
+            self._claims.take_key(key)
+            self._open_rooms.add(handle)
+        self._submit(cast(PrefillCore, self._core).open, record, declaration)
+        return handle
+
+    def _send(self, room: PrefillRoom, pages: object, state_indices: object, last: bool | None) -> None:
+        self._check_open()
+        layout, regions = self.memory.layout, self.memory.regions
+        some = page_indices("pages", pages, regions.pages)
+        skip = room._skip_state  # noqa: SLF001
+        state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
+        with self.lock:
+            send = _next(room, some, state, last, layout.component_names)
+            self._core.submit(cast(PrefillCore, self._core).send, room.record, send)
+        self._runner.wake()
+
+
+def _next(
+    room: PrefillRoom, pages: Indices, state: tuple[Indices, ...], last: bool | None, names: tuple[str, ...]
+) -> Send:
+    """The send that continues a room's earlier ones; the room's totals move on only if nothing is wrong with it."""
+    if room.poll().terminal:
+        raise RoomClosed(f"{room!r} has ended: {room.failure or 'everything was sent'}")
+    if room._complete:  # noqa: SLF001
+        raise InvalidArgument("send", len(pages), "the last send of this room was made before")
+    first, total = room._sent_pages, room._pages  # noqa: SLF001
+    reached = first + len(pages)
+    if total is not None and reached > total:
+        raise InvalidArgument("pages", len(pages), f"{first} of {total} pages were sent before: too many")
+    before = room._sent_state  # noqa: SLF001
+    counted = tuple(at + len(indices) for at, indices in zip(before, state or (_NONE,) * len(before), strict=True))
+    last = (total is not None and reached == total) if last is None else last
+    if last:
+        if total is not None and reached < total:
+            raise InvalidArgument("last", last, f"only {reached} of {total} pages were sent")
+        if not room._skip_state:  # noqa: SLF001
+            owed_always(room._engine.memory.layout, counted)  # noqa: SLF001
+    room._sent_pages, room._sent_state, room._complete = reached, counted, last  # noqa: SLF001
+    declaration = Declaration(reached, None, counts_of(names, counted)) if last else Declaration()
+    aux_index = room._aux_index if last else None  # noqa: SLF001
+    return Send(first, pages, tuple(zip(before, state, strict=False)), aux_index, declaration)
+
+
+_NONE: Indices = np.empty(0, dtype=np.int32)

@@ -1,0 +1,116 @@
+"""The decode engines that a prefill engine serves: handshakes, leases of posting, and the end of a connection."""
+
+from __future__ import annotations
+
+from ..protocol import wire
+from ..protocol.errors import TransportError, WireError
+from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.identity import agent_name
+from ..protocol.layout import check_regions, differences
+from ..transport.ports import CloseCause, Closed, Opened
+from .core import EngineCore, Link, Ports
+from .prefill_state import PrefillPeer
+from .timers import Alarm
+
+_PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
+_UNPROVEN_MAX = 256
+"""How many decode engines that went silent are remembered, in case they come back."""
+
+
+class PrefillLinks(EngineCore):
+    """The half of a prefill core that keeps connections. See `EngineCore`."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._peers: dict[int, PrefillPeer] = {}
+
+    def _void_all(self, peer: PrefillPeer, failure: Failure) -> None:
+        """Nothing more is posted for a peer: its rooms fail, its drains are void."""
+        raise NotImplementedError
+
+    def _opened(self, event: Opened) -> None:
+        link = Link()
+        link.connection, link.engine = event.connection, event.address
+        self._links[event.connection] = link
+        self._timers.arm(link, Alarm.HANDSHAKE, self.now + self.settings.handshake_timeout_s)
+
+    def _handshake(self, link: Link, source: int, target: int, body: wire.Body) -> None:
+        if not isinstance(body, wire.Hello):
+            self._unexpected(link, body)
+            self._drop(link, "no handshake")
+            return
+        try:
+            peer = self._admit(link, source, body)
+        except (WireError, TransportError) as error:
+            self._refuse(link, (str(error),))
+            return
+        if peer is None:
+            return
+        link.incarnation, link.engine = source, body.engine
+        peer.link = link
+        peer.lease_until = self.now + self.settings.heartbeat_timeout_s
+        self._peers[source] = peer
+        self._established(link)
+        self._send(link, wire.Welcome(self.name, self.agent, self.layout))
+
+    def _admit(self, link: Link, source: int, hello: wire.Hello) -> PrefillPeer | None:
+        """The peer of a HELLO that fits; None after refusing it in words. Raises WireError, TransportError."""
+        if self.closing:
+            self._refuse(link, ("the engine is being closed",))
+            return None
+        unequal = differences(self.layout, hello.layout)
+        if unequal:
+            self._refuse(link, unequal)
+            return None
+        check_regions(hello.layout, hello.regions)
+        if source == 0 or hello.agent != agent_name(source):
+            raise WireError("hello.agent", f"{hello.agent!r} is not the agent of incarnation {source:016x}")
+        peer = self._peers.get(source)
+        if peer is None:
+            peer = PrefillPeer(source, hello.engine)
+        elif peer.link is not None and peer.link.connection is not None:
+            old = peer.link.connection
+            self._drop(peer.link, "replaced by a newer connection")
+            self._closed(Closed(old, CloseCause.LOCAL, "replaced by a newer connection"))
+        if peer.table is None:
+            peer.table = self.transport.add_peer(hello.agent, hello.blob, hello.layout, hello.regions)
+            peer.regions = hello.regions
+        return peer
+
+    def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
+        self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64])))
+        self._drop(link, "refused")
+
+    def _lost(self, link: Link, event: Closed) -> None:
+        peer = self._peers.get(link.incarnation)
+        if peer is None or peer.link is not link:
+            return
+        peer.link = None
+        peer.gone = event.cause in _PROOFS and not link.goodbye
+        self._void_all(peer, Failure(Reason.PEER_LOST, f"{peer.engine}: {event.cause.value}"))
+        self._retire(peer)
+
+    def _retire(self, peer: PrefillPeer) -> None:
+        """Let go of a peer that has no connection, once none of its writes is in flight.
+
+        Its process may be alive (it went silent, or a network did) and come back as the same incarnation: what it then
+        says of grants that we have forgotten is answered as for grants that we never saw.
+        """
+        if peer.link is not None or peer.drains:
+            return
+        self.transport.remove_peer(peer.agent)
+        peer.table = None
+        if peer.gone:
+            self._peers.pop(peer.incarnation, None)
+        elif len(self._peers) > _UNPROVEN_MAX:
+            absent = [i for i, other in self._peers.items() if other.link is None and not other.drains]
+            del self._peers[absent[0]]
+
+    def _confirmed(self, link: Link) -> None:
+        peer = self._peers.get(link.incarnation)
+        if peer is not None and peer.link is link:
+            peer.lease_until = link.ping_sent + self.settings.heartbeat_timeout_s
+
+    def _undrained_of(self, link: Link) -> tuple[int, ...]:
+        peer = self._peers.get(link.incarnation)
+        return tuple(peer.drains) if peer is not None and peer.link is link else ()

@@ -1,0 +1,123 @@
+"""Posting: the pieces of all grants, taking turns, each after a look at its lease."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..protocol import notify
+from ..protocol.errors import TransportError
+from ..protocol.events import DrainEvent, PrefillEvent, Settled
+from ..protocol.events import RoomEvent as On
+from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.plan import DescriptorTable, Piece
+from ..protocol.status import Phase
+from ..statemachine.memory import Drain
+from .core import Ports
+from .prefill_links import PrefillLinks
+from .prefill_state import Posted, PrefillPeer, PrefillRecord, Writer
+
+_QUIET_S = 0.001
+
+
+class PrefillPosting(PrefillLinks):
+    """The part of a prefill core that posts writes and learns that they have settled. See `EngineCore`."""
+
+    def __init__(self, ports: Ports, source: DescriptorTable) -> None:
+        super().__init__(ports)
+        self._source = source
+        self._ready: deque[Writer] = deque()
+        self._posted: dict[int, Posted] = {}
+        self._posted_bytes = 0
+
+    def _fail(self, record: PrefillRecord, column: On, failure: Failure) -> None:
+        """End a room."""
+        raise NotImplementedError
+
+    def _step(self, record: PrefillRecord, event: PrefillEvent, failure: Failure | None = None) -> None:
+        """Step a room."""
+        raise NotImplementedError
+
+    def _drain(self, writer: Writer, event: DrainEvent) -> None:
+        """Step a drain."""
+        raise NotImplementedError
+
+    def _make_ready(self, writer: Writer) -> None:
+        phase = writer.record.room.phase if writer.record is not None else Phase.METADATA
+        if not writer.ready and phase is not Phase.METADATA:
+            writer.ready = True
+            self._ready.append(writer)
+
+    def _work(self) -> bool:
+        """Post pieces, taking turns among the grants, until about one piece's worth of bytes has been posted."""
+        budget, settings, worked, blocked = self.settings.piece_bytes, self.settings, False, 0
+        while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
+            writer = self._ready.popleft()
+            piece = writer.outbox.peek(writer.wanted) if writer.drain.state is Drain.OPEN else None
+            if piece is None:
+                writer.ready = False
+                continue
+            self._ready.append(writer)
+            if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer):
+                blocked += 1
+                continue
+            worked, blocked = True, 0
+            budget -= piece.bytes
+            self._post(writer, piece)
+        if worked:
+            self.channel.flush()
+        return worked
+
+    def _may_post(self, peer: PrefillPeer) -> bool:
+        """The lease check before each post: has decode confirmed lately that it counts us among the living?"""
+        now = self.clock.now()
+        if peer.link is None or now > peer.lease_until:
+            return False
+        if now - max(peer.last_post, peer.link.last_sent) > _QUIET_S:
+            self._ring(peer.link)  # decode may be asleep on its socket: nothing else tells it that bytes come
+            self.channel.flush()
+        peer.last_post = now
+        return True
+
+    def _post(self, writer: Writer, piece: Piece) -> None:
+        writer.outbox.take()
+        message = notify.encode(writer.number, writer.token, piece.parts) if piece.parts else b""
+        try:
+            handle = self.transport.post(writer.peer.agent, piece, message)
+        except TransportError as error:
+            if writer.record is not None:
+                failure = Failure(Reason.SEND_ERROR, str(error)[:DETAIL_MAX])
+                self._fail(writer.record, On.POST_ERROR, failure)
+            return
+        self._drain(writer, DrainEvent.POSTED)
+        if handle is None:
+            self._settled(writer, piece, None)
+        else:
+            self._posted[handle] = Posted(writer, piece)
+            self._posted_bytes += piece.bytes
+
+    def _settled(self, writer: Writer, piece: Piece, error: str | None) -> None:
+        record = writer.record
+        self._drain(writer, DrainEvent.SETTLED)
+        if record is None:
+            return
+        if error is not None:
+            self._fail(record, On.POST_ERROR, Failure(Reason.TRANSPORT_ERROR, error[:DETAIL_MAX]))
+            return
+        record.bytes += piece.bytes
+        for kind, component, first, size in piece.parts:
+            self._step(record, Settled(0, kind, component, first, first + size))
+
+    @property
+    def listening(self) -> bool:
+        """Posted writes have to be looked at until they settle."""
+        return bool(self._posted)
+
+    def _take_in(self) -> bool:
+        busy = False
+        if self._posted:
+            for handle, error in self.transport.settled():
+                busy = True
+                writer, piece = self._posted.pop(handle)
+                self._posted_bytes -= piece.bytes
+                self._settled(writer, piece, error)
+        return busy

@@ -1,0 +1,72 @@
+"""What a prefill engine holds: decode engines, rooms, and the grants that it writes for. Plain records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..protocol.events import Timer
+from ..protocol.identity import RoomKey, agent_name
+from ..protocol.layout import Regions
+from ..protocol.plan import DescriptorTable, Piece
+from ..statemachine.memory import DrainValue
+from ..statemachine.rooms import prefill_room
+from .core import Link, Record
+from .grants import GrantBook
+from .sends import Outbox, Send, Wanted
+from .settings import EngineSettings
+from .watch import Watcher
+
+
+class PrefillPeer:
+    """One incarnation of a decode engine: which of its grants are live and which are over."""
+
+    def __init__(self, incarnation: int, engine: str) -> None:
+        self.incarnation = incarnation
+        self.engine = engine
+        self.agent = agent_name(incarnation)
+        self.link: Link | None = None
+        self.book = GrantBook()
+        self.drains: dict[int, Writer] = {}
+        self.regions: Regions | None = None
+        self.table: DescriptorTable | None = None
+        self.lease_until = 0.0
+        self.parked = 0
+        self.last_post = 0.0
+        self.gone = False
+
+
+class Writer:
+    """One grant as prefill holds it: what decode wants, what is still to be posted, and its drain."""
+
+    def __init__(
+        self, peer: PrefillPeer, number: int, token: int, key: RoomKey, wanted: Wanted, outbox: Outbox
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.token = token
+        self.key = key
+        self.wanted = wanted
+        self.outbox = outbox
+        self.drain = DrainValue()
+        self.record: PrefillRecord | None = None
+        self.ready = False
+
+
+class PrefillRecord(Record):
+    """A room on prefill."""
+
+    def __init__(self, key: RoomKey, settings: EngineSettings, opened: float, watcher: Watcher) -> None:
+        super().__init__(key, settings, opened)
+        self.watcher = watcher
+        self.room = prefill_room()
+        self.timer: Timer | None = None
+        self.writers: dict[Writer, None] = {}
+        self.sends: list[Send] = []
+        self.freed = False
+
+
+class Posted(NamedTuple):
+    """A write in flight: for which grant, and what it carries."""
+
+    writer: Writer
+    piece: Piece

@@ -1,0 +1,95 @@
+"""The real ports: NIXL, TCP, HTTP, the system's clock and random numbers. Imported when used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..protocol.memory import Memory
+from ..protocol.registration import Registration, format_address, parse_address
+from .core import EngineCore, Ports
+from .host import Assembly, Runner
+from .settings import EngineSettings
+from .thread import EngineThread
+
+log = logging.getLogger("kvrooms.engine")
+_RELEASE_TIMEOUT_S = 5.0
+
+
+def assemble(
+    name: str,
+    memory: Memory,
+    settings: EngineSettings,
+    *,
+    listen: tuple[str, int] | None = None,
+    advertise: str | None = None,
+    registry: str | None = None,
+) -> Assembly:
+    """The parts of an engine on real ports. listen: where prefill takes connections; registry: where it registers
+    (None: it serves its own). Raises TransportError, OSError, InvalidArgument; nothing is left behind then.
+    """
+    from ..protocol.identity import agent_name
+    from ..transport.nixl import NixlTransport
+    from ..transport.registry import HttpRegistry, RegistryServer
+    from ..transport.system import SystemClock, SystemIds
+    from ..transport.tcp import TcpChannel
+
+    undo: list[Callable[[], None]] = []
+    try:
+        ids = SystemIds()
+        incarnation = ids.incarnation()
+        transport = NixlTransport(agent_name(incarnation))
+        undo.append(transport.close)
+        source = transport.register(memory.layout, memory.regions)
+        channel = TcpChannel(listen, max_connections=settings.max_connections)
+        undo.append(channel.close_all)
+        finder = HttpRegistry(channel.wake)
+        undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
+        address = bootstrap = ""
+        if listen is not None:
+            host, port = parse_address(channel.address)
+            address = format_address(advertise or host, port)
+            bootstrap = registry or ""
+            if registry is None:
+                server = RegistryServer(host=listen[0], port=0)
+                undo.append(server.close)
+                bootstrap = server.start()
+            registration = Registration(
+                instance=name,
+                rank=0,
+                address=address,
+                incarnation=incarnation,
+                page_size=memory.layout.page_size,
+                layout_digest=memory.layout.digest.hex(),
+                ttl_s=settings.registry_ttl_s,
+            )
+            finder.announce(bootstrap, registration)
+        ports = Ports(
+            name=name,
+            incarnation=incarnation,
+            layout=memory.layout,
+            regions=memory.regions,
+            settings=settings,
+            transport=transport,
+            channel=channel,
+            registry=finder,
+            clock=SystemClock(),
+            ids=ids,
+        )
+    except BaseException:
+        _release(undo)
+        raise
+
+    def runner(core: EngineCore, finish: Callable[[], None]) -> Runner:
+        return EngineThread(core, channel, finish)
+
+    return Assembly(ports, source, runner, lambda: _release(undo), address, bootstrap)
+
+
+def _release(undo: list[Callable[[], None]]) -> None:
+    """Close what was opened, the last first; one that fails does not keep the others open."""
+    while undo:
+        try:
+            undo.pop()()
+        except Exception:
+            log.exception("while closing an engine's parts")

@@ -1,0 +1,98 @@
+"""The thread that owns a core, its transport and its control channel: turns, and sleep in between."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .core import EngineCore
+
+log = logging.getLogger("kvrooms.engine")
+_LONGEST_SLEEP_S = 10.0
+
+
+class Waiting(Protocol):
+    """A control channel that can be slept on."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a socket is ready or `wake` is called, at most `timeout_s` seconds."""
+
+    def wake(self) -> None:
+        """End the sleep. Any thread."""
+
+
+class EngineThread:
+    """Runs a core until it is stopped. `finish` is called on the thread at the end, whatever ended it."""
+
+    def __init__(self, core: EngineCore, channel: Waiting, finish: Callable[[], None]) -> None:
+        self._core = core
+        self._channel = channel
+        self._finish = finish
+        self._deadline: float | None = None
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"kvrooms-{core.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to turn the core."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """The core has input. Any thread."""
+        self._channel.wake()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread turns. A thread that ended by itself ended by a fault of kvrooms."""
+        return self._thread.is_alive()
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What ended the thread, if it was not `stop`."""
+        return self._fault
+
+    def stop(self, timeout_s: float) -> bool:
+        """Shut the core down, wait for what is undrained (at most `timeout_s`), and join. False if it did not end."""
+        self._core.submit(self._shutdown, timeout_s)
+        self._channel.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s + 10.0)
+        return not self._thread.is_alive()
+
+    def _shutdown(self, timeout_s: float) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + timeout_s
+            self._core.shutdown()
+
+    def _run(self) -> None:
+        try:
+            self._turn()
+        except BaseException as error:
+            self._fault = error
+            log.critical("%s: the engine's thread died of a fault of kvrooms", self._core.name, exc_info=error)
+        finally:
+            self._finish()
+
+    def _turn(self) -> None:
+        core, channel, settings = self._core, self._channel, self._core.settings
+        active = time.monotonic()
+        while True:
+            busy = core.turn()
+            now = time.monotonic()
+            if self._deadline is not None and (core.undrained == 0 or now > self._deadline):
+                return
+            if busy:
+                active = now
+            elif now - active > settings.spin_s and not core.has_input:
+                channel.wait(self._nap())
+
+    def _nap(self) -> float:
+        """How long to sleep: until the next alarm, and not past the next look at a transport that wakes nobody."""
+        core = self._core
+        due = core.next_deadline()
+        nap = _LONGEST_SLEEP_S if due is None else max(due - core.clock.now(), 0.0)
+        if core.listening or self._deadline is not None:
+            nap = min(nap, core.settings.idle_poll_s)
+        return nap

@@ -1,0 +1,1 @@
+"""Simulated ports and the tools that explore, fuzz and judge the rooms."""

@@ -1,0 +1,65 @@
+"""Every exception that kvrooms raises on purpose. All derive from `KvroomsError`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .failure import Failure
+
+
+class KvroomsError(Exception):
+    """Base of all exceptions raised by kvrooms."""
+
+
+class InvalidArgument(KvroomsError, ValueError):
+    """A caller's argument is wrong. Nothing was changed. `field` and `value` say which one it was."""
+
+    def __init__(self, field: str, value: object, why: str) -> None:
+        self.field = field
+        self.value = value
+        self.why = why
+        shown = repr(value)
+        super().__init__(f"{field}: {why} (got {shown if len(shown) <= 120 else shown[:117] + '...'})")
+
+
+class WireError(KvroomsError):
+    """Bytes from a peer are malformed. `field` names the first field that is wrong."""
+
+    def __init__(self, field: str, why: str) -> None:
+        self.field = field
+        self.why = why
+        super().__init__(f"{field}: {why}")
+
+
+class HandshakeRefused(KvroomsError):
+    """Two engines cannot work together; `words` says why, one sentence per difference."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.words = words
+        super().__init__("; ".join(words))
+
+
+class TransportError(KvroomsError):
+    """A transfer could not be posted or did not complete."""
+
+
+class PeerGone(TransportError):
+    """The transport reports that the peer is not reachable any more."""
+
+
+class RoomFailed(KvroomsError):
+    """A room ended in FAILED. `failure` is its first cause; `context` holds what failed after it."""
+
+    def __init__(self, where: str, failure: Failure, context: tuple[Failure, ...] = ()) -> None:
+        self.failure = failure
+        self.context = context
+        super().__init__(f"{where}: {failure}")
+
+
+class RoomClosed(KvroomsError):
+    """The room has been closed, or its failure was already handed to the caller."""
+
+
+class EngineClosed(KvroomsError):
+    """The engine has been closed, or this process is a fork of the one that made it."""

@@ -1,0 +1,189 @@
+"""What can happen to a room, a lease or a drain (events), and what their tables ask the engine to do (commands).
+
+Events are frozen values. Their class is the column of the table; their fields only change the ledger.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import msgspec
+
+from .failure import Reason
+from .manifest import Declaration, Manifest
+from .notify import PartKind
+
+
+class Symbol(enum.Enum):
+    """An enum whose members hash by identity, in C: tables are looked up with them on every step."""
+
+    __hash__ = object.__hash__
+
+
+class Timer(Symbol):
+    """The closed set of deadlines. A room has at most one phase deadline and its cap; a lease has its own retry."""
+
+    BOOTSTRAP = "bootstrap"
+    WAITING = "waiting"
+    MOVING = "moving"
+    CAP = "cap"
+    ABORT_RETRY = "abort_retry"
+
+
+DEADLINE_REASON = {
+    Timer.BOOTSTRAP: Reason.DEADLINE_BOOTSTRAP,
+    Timer.WAITING: Reason.DEADLINE_WAITING,
+    Timer.MOVING: Reason.DEADLINE_MOVING,
+    Timer.CAP: Reason.DEADLINE_CAP,
+}
+
+
+class RoomEvent(Symbol):
+    """The columns of the two room tables: the first six are progress, the rest end a room."""
+
+    ACCEPTED = "a sending rank has accepted the grant"
+    LANDED = "positions of a part have landed"
+    BOUND = "METADATA of a receiving rank has arrived"
+    DECLARED = "the caller has declared totals"
+    QUEUED = "the caller has handed over something to send"
+    SETTLED = "the write of positions of a part has settled"
+    POST_ERROR = "a write could not be posted or ended with an error"
+    PEER_LOST = "the connection to a peer ended, or the peer was refused"
+    PEER_FAILED = "the other side failed, aborted or refused"
+    VIOLATION = "the peer said something that the protocol does not allow"
+    ABORT = "the caller aborted, or the engine shuts down"
+    DEADLINE = "a deadline passed"
+    CLOSE = "the caller is finished with the room"
+
+
+ENDINGS = (
+    RoomEvent.POST_ERROR, RoomEvent.PEER_LOST, RoomEvent.PEER_FAILED, RoomEvent.VIOLATION, RoomEvent.ABORT,
+    RoomEvent.DEADLINE,
+)  # fmt: skip
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Base of the room events that make progress; `KIND` is the column."""
+
+    KIND: ClassVar[RoomEvent]
+
+
+class Accepted(Event, frozen=True):
+    """decode: the sending rank `sender` has bound the grant to its room."""
+
+    KIND = RoomEvent.ACCEPTED
+    sender: int = 0
+
+
+class Landed(Event, frozen=True):
+    """decode: positions [start, stop) of a part from rank `sender` have landed. component: within the manifest."""
+
+    KIND = RoomEvent.LANDED
+    sender: int
+    part: PartKind
+    component: int
+    start: int
+    stop: int
+
+
+class Bound(Event, frozen=True):
+    """prefill: METADATA of receiving rank `receiver` has arrived with this manifest."""
+
+    KIND = RoomEvent.BOUND
+    receiver: int
+    manifest: Manifest
+
+
+class Declared(Event, frozen=True):
+    """prefill: the caller has declared totals; items that are None leave the earlier declaration as it is."""
+
+    KIND = RoomEvent.DECLARED
+    declaration: Declaration
+
+
+class Queued(Event, frozen=True):
+    """prefill: the caller has handed over something to send."""
+
+    KIND = RoomEvent.QUEUED
+
+
+class Settled(Event, frozen=True):
+    """prefill: the write of positions [start, stop) of a part to rank `receiver` has settled."""
+
+    KIND = RoomEvent.SETTLED
+    receiver: int
+    part: PartKind
+    component: int
+    start: int
+    stop: int
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """Either side: something that ends the room. `KIND` is one of `ENDINGS`."""
+
+    KIND: RoomEvent
+    reason: Reason
+
+
+class Close(Event, frozen=True):
+    """Either side: the caller is finished with the room; one that is still open is aborted."""
+
+    KIND = RoomEvent.CLOSE
+
+
+DecodeEvent: TypeAlias = Accepted | Landed | Fail | Close
+PrefillEvent: TypeAlias = Bound | Declared | Queued | Settled | Fail | Close
+
+
+class LeaseEvent(Symbol):
+    """The columns of the lease table."""
+
+    ADVERTISED = "METADATA has been handed to the connection"
+    LANDED = "every obligation of the grant has landed"
+    FAILED = "the room has failed"
+    ACKED = "the writer promises that nothing is posted and nothing will be"
+    WRITER_GONE = "proof that the writer's process is gone"
+    FENCED = "the orchestrator's word that the writer was fenced"
+    RETRY = "the abort retry is due"
+    LINK_UP = "the connection to the writer is up again"
+    CLOSED = "the room was closed"
+
+
+class DrainEvent(Symbol):
+    """The columns of the drain table."""
+
+    POSTED = "a write was posted"
+    SETTLED = "a write has settled"
+    FINISHED = "the room is DONE"
+    VOIDED = "the grant is void: the room failed, or decode aborted"
+
+
+class Do(Symbol):
+    """The closed set of commands."""
+
+    ARM = "arm the phase deadline"
+    DISARM = "disarm every deadline"
+    SEND_METADATA = "send METADATA to every sending rank"
+    SEND_ACCEPT = "send ACCEPT to the rank that was bound"
+    SEND_FAILED = "send FAILED to every bound rank"
+    SEND_ABORT = "send ABORT for the grant"
+    SEND_ACK = "send ACK for the grant"
+    LEASE_LANDED = "tell every lease of the room LANDED"
+    LEASE_FAILED = "tell every lease of the room FAILED"
+    LEASE_CLOSED = "tell every lease of the room CLOSED"
+    DRAIN_FINISHED = "tell every drain of the room FINISHED"
+    DRAIN_VOIDED = "tell every drain of the room VOIDED"
+    FREE = "the ranges of the grant are the caller's again"
+    REPORT = "show the caller how the room ended"
+    FORGET = "drop the room from every table"
+
+
+class Command(NamedTuple):
+    """One command; `timer` says which deadline where the command is ARM."""
+
+    do: Do
+    timer: Timer | None = None
+
+    def __str__(self) -> str:
+        return f"{self.do.name}({self.timer.name})" if self.timer else self.do.name

@@ -1,0 +1,187 @@
+"""What an engine's memory looks like: the layout that both sides must share, and the regions that each side has.
+
+A `Layout` is the part that must be equal on both sides (page size, layers, item lengths, element types, aux buffers,
+state components); its digest is compared at the handshake and `differences` says in words what is not equal.
+`Regions` are one side's addresses and item counts for the buffers of a layout, in the layout's order.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import Annotated, Literal
+
+import msgspec
+
+from .errors import WireError
+from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, U64_MAX
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+
+
+class Owed(enum.Enum):
+    """When a state component is owed: in every room, or only in rooms that give indices for it."""
+
+    ALWAYS = "always"
+    WHEN_INDEXED = "when_indexed"
+
+
+class BufferSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One buffer: the global layer id, its role ("k", "v", "kv", "conv", ...), bytes per item, element type."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    role: Name
+    item_length: Length
+    dtype: Name
+
+    def __str__(self) -> str:
+        return f"layer {self.layer} {self.role}"
+
+
+class AuxSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One aux buffer: its name, bytes per slot, element type."""
+
+    name: Name
+    item_length: Length
+    dtype: Name
+
+
+class ComponentSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One state component: an open name, a kind, when it is owed, and its buffers."""
+
+    name: Name
+    kind: Name
+    owed: Owed
+    buffers: Annotated[tuple[BufferSpec, ...], msgspec.Meta(min_length=1, max_length=BUFFERS_MAX)]
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """Everything about the memory that both sides must share."""
+
+    page_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    kv: Annotated[tuple[BufferSpec, ...], msgspec.Meta(max_length=BUFFERS_MAX)]
+    aux: Annotated[tuple[AuxSpec, ...], msgspec.Meta(max_length=AUX_MAX)]
+    state: Annotated[tuple[ComponentSpec, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that are equal exactly when the layouts are."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=16).digest()
+
+    @cached_property
+    def aux_names(self) -> tuple[str, ...]:
+        """The names of the aux buffers, in order."""
+        return tuple(aux.name for aux in self.aux)
+
+    @cached_property
+    def component_names(self) -> tuple[str, ...]:
+        """The names of the state components, in order."""
+        return tuple(component.name for component in self.state)
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One registered buffer: its first byte's address, its number of items, and where it lives."""
+
+    address: Annotated[int, msgspec.Meta(ge=0)]
+    items: Annotated[int, msgspec.Meta(ge=1, le=ITEMS_MAX)]
+    memory: Literal["DRAM", "VRAM"] = "DRAM"
+    device: Annotated[int, msgspec.Meta(ge=0, le=2**16)] = 0
+
+
+Group = Annotated[tuple[Region, ...], msgspec.Meta(max_length=BUFFERS_MAX)]
+
+
+class Regions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The registered buffers of one side, in the order of its layout."""
+
+    kv: Group
+    aux: Annotated[tuple[Region, ...], msgspec.Meta(max_length=AUX_MAX)]
+    state: Annotated[tuple[Group, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
+
+    @property
+    def pages(self) -> int:
+        """Number of KV pages (0 when the layout has no KV buffers)."""
+        return self.kv[0].items if self.kv else 0
+
+    @property
+    def aux_slots(self) -> int:
+        """Number of aux slots (0 without aux buffers)."""
+        return self.aux[0].items if self.aux else 0
+
+    def component_items(self, component: int) -> int:
+        """Number of items (slots or pages) of a state component, by its position in the layout."""
+        return self.state[component][0].items
+
+    def in_order(self) -> Iterator[Region]:
+        """All regions: KV, then aux, then the components' in their order."""
+        yield from self.kv
+        yield from self.aux
+        for component in self.state:
+            yield from component
+
+
+def check_regions(layout: Layout, regions: Regions) -> None:
+    """Raise WireError, naming the field, unless `regions` fits `layout` and every address range is representable."""
+    groups: list[tuple[str, tuple[Region, ...], list[int]]] = [
+        ("regions.kv", regions.kv, [b.item_length for b in layout.kv]),
+        ("regions.aux", regions.aux, [a.item_length for a in layout.aux]),
+    ]
+    if len(regions.state) != len(layout.state):
+        raise WireError("regions.state", f"{len(regions.state)} components, the layout has {len(layout.state)}")
+    for spec, group in zip(layout.state, regions.state, strict=True):
+        groups.append((f"regions.state.{spec.name}", group, [b.item_length for b in spec.buffers]))
+    if sum(region.items for region in regions.in_order()) > ITEMS_MAX:
+        raise WireError("regions", f"more than {ITEMS_MAX} items in all")
+    for field, group, lengths in groups:
+        if len(group) != len(lengths):
+            raise WireError(field, f"{len(group)} buffers, the layout has {len(lengths)}")
+        for region, length in zip(group, lengths, strict=True):
+            if region.items != group[0].items or region.memory != group[0].memory or region.device != group[0].device:
+                raise WireError(field, "its buffers differ in items, memory or device")
+            if region.address + region.items * length > U64_MAX:
+                raise WireError(field, f"address {region.address} and {region.items} items leave the address space")
+
+
+def _buffers_differ(where: str, ours: tuple[BufferSpec, ...], theirs: tuple[BufferSpec, ...]) -> list[str]:
+    if len(ours) != len(theirs):
+        return [f"{where}: we have {len(ours)} buffers, the peer {len(theirs)}"]
+    words = []
+    for a, b in zip(ours, theirs, strict=True):
+        if (a.layer, a.role) != (b.layer, b.role):
+            words.append(f"{where}: our {a} stands where the peer has {b}")
+        elif a.dtype != b.dtype:
+            words.append(f"{where} {a}: our element type is {a.dtype}, the peer's {b.dtype}")
+        elif a.item_length != b.item_length:
+            words.append(f"{where} {a}: our items have {a.item_length} bytes, the peer's {b.item_length}")
+    return words
+
+
+@lru_cache(maxsize=64)
+def differences(ours: Layout, theirs: Layout) -> tuple[str, ...]:
+    """What is not equal, one sentence per difference; empty exactly when the layouts are equal."""
+    words: list[str] = []
+    if ours.page_size != theirs.page_size:
+        words.append(f"page size: ours is {ours.page_size} tokens, the peer's {theirs.page_size}")
+    words += _buffers_differ("kv", ours.kv, theirs.kv)
+    if ours.aux != theirs.aux:
+        words.append(f"aux: ours is {_aux_words(ours)}, the peer's {_aux_words(theirs)}")
+    if ours.component_names != theirs.component_names:
+        words.append(
+            f"state components: ours are {list(ours.component_names)}, the peer's {list(theirs.component_names)}"
+        )
+    else:
+        for a, b in zip(ours.state, theirs.state, strict=True):
+            where = f"state component {a.name!r}"
+            if a.kind != b.kind:
+                words.append(f"{where}: our kind is {a.kind!r}, the peer's {b.kind!r}")
+            if a.owed is not b.owed:
+                words.append(f"{where}: we owe it {a.owed.value}, the peer {b.owed.value}")
+            words += _buffers_differ(where, a.buffers, b.buffers)
+    return tuple(words)
+
+
+def _aux_words(layout: Layout) -> str:
+    return "[" + ", ".join(f"{a.name}: {a.dtype}, {a.item_length} bytes" for a in layout.aux) + "]"

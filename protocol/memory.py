@@ -1,0 +1,157 @@
+"""From a caller's tensors to a layout and regions: contiguity, bounds and element types checked once, up front.
+
+Arrays are numpy arrays or torch tensors (recognised by their methods: torch is never imported here). The first
+dimension counts items (pages or slots); an item's length in bytes is the size of everything after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+
+from .errors import InvalidArgument
+from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, check_int
+from .layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
+
+
+class Buffer(NamedTuple):
+    """One layer's array of a role ("k", "v", "kv", "conv", ...): contiguous, shape [items, ...]."""
+
+    layer: int
+    role: str
+    array: Any
+
+
+class Component(NamedTuple):
+    """A state component: its name, its kind, when it is owed, and its buffers (all with the same number of items)."""
+
+    name: str
+    kind: str
+    owed: Literal["always", "when_indexed"]
+    buffers: Sequence[Buffer]
+
+
+class _Described(NamedTuple):
+    region: Region
+    item_length: int
+    dtype: str
+
+
+def _describe(field: str, array: Any) -> _Described:
+    """Address, items, item length and element type of an array. Raises InvalidArgument naming the field."""
+    if isinstance(array, np.ndarray):
+        contiguous, address, memory, device = bool(array.flags.c_contiguous), array.ctypes.data, "DRAM", 0
+        if not array.flags.writeable:
+            raise InvalidArgument(field, array.shape, "the array is read-only")
+        if array.dtype.hasobject or not array.dtype.isnative:  # pointers; or bytes in an order that no name tells
+            raise InvalidArgument(field, array.dtype.str, "must have a plain element type in native byte order")
+        item_size, dtype = array.itemsize, array.dtype.name
+    elif hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
+        contiguous, address = bool(array.is_contiguous()), int(array.data_ptr())
+        kind = array.device.type
+        if kind not in ("cpu", "cuda"):
+            raise InvalidArgument(field, kind, "only cpu and cuda tensors can be registered")
+        memory, device = ("DRAM", 0) if kind == "cpu" else ("VRAM", int(array.device.index or 0))
+        item_size, dtype = int(array.element_size()), str(array.dtype).removeprefix("torch.")
+    else:
+        raise InvalidArgument(field, type(array).__name__, "must be a numpy array or a torch tensor")
+    shape = tuple(int(n) for n in array.shape)
+    if not shape or 0 in shape:
+        raise InvalidArgument(field, shape, "must have at least one item of at least one element")
+    if not contiguous:
+        raise InvalidArgument(field, shape, "must be contiguous")
+    if shape[0] > ITEMS_MAX:
+        raise InvalidArgument(field, shape, f"may have at most {ITEMS_MAX} items")
+    item_length = item_size * int(np.prod(shape[1:], dtype=np.int64))
+    region = Region(address, shape[0], cast(Literal["DRAM", "VRAM"], memory), device)
+    return _Described(region, item_length, dtype)
+
+
+def _name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= NAME_MAX:
+        raise InvalidArgument(field, value, f"must be a string of 1 to {NAME_MAX} characters")
+    return value
+
+
+def _buffers(field: str, buffers: Sequence[Buffer]) -> tuple[tuple[BufferSpec, ...], tuple[Region, ...]]:
+    specs: list[BufferSpec] = []
+    regions: list[Region] = []
+    if len(buffers) > BUFFERS_MAX:
+        raise InvalidArgument(field, len(buffers), f"may have at most {BUFFERS_MAX} buffers")
+    for layer, role, array in buffers:
+        where = f"{field}[layer {layer} {role}]"
+        described = _describe(where, array)
+        layer_id = check_int(f"{field}.layer", layer, 0, 2**31)
+        specs.append(BufferSpec(layer_id, _name(f"{field}.role", role), described.item_length, described.dtype))
+        regions.append(described.region)
+        _same_group(where, regions[0], described.region)
+    if len({(spec.layer, spec.role) for spec in specs}) != len(specs):
+        raise InvalidArgument(field, [str(spec) for spec in specs], "names the same layer and role twice")
+    return tuple(specs), tuple(regions)
+
+
+def _same_group(where: str, first: Region, region: Region) -> None:
+    if region.items != first.items:
+        raise InvalidArgument(where, region.items, f"must have {first.items} items like the buffers beside it")
+    if (region.memory, region.device) != (first.memory, first.device):
+        place = f"{region.memory} {region.device}"
+        raise InvalidArgument(where, place, f"must live in {first.memory} {first.device} like the buffers beside it")
+
+
+class Memory:
+    """An engine's memory: KV pages, aux slots and state components, described and checked.
+
+    page_size: tokens per page. kv: one buffer per layer and role, each [pages, ...]. aux: by name, each [slots, ...].
+    state: the components, each with its own items. The arrays are kept alive as long as this object is.
+    Raises InvalidArgument naming the field.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        kv: Sequence[Buffer] = (),
+        aux: Mapping[str, Any] | None = None,
+        state: Sequence[Component] = (),
+    ) -> None:
+        page_size = check_int("page_size", page_size, 1, 2**20)
+        kv, aux, state = tuple(kv), dict(aux or {}), tuple(state)
+        kv_specs, kv_regions = _buffers("kv", kv)
+        if len(aux) > AUX_MAX:
+            raise InvalidArgument("aux", len(aux), f"may have at most {AUX_MAX} buffers")
+        aux_specs: list[AuxSpec] = []
+        aux_regions: list[Region] = []
+        for name, array in aux.items():
+            described = _describe(f"aux[{name}]", array)
+            aux_specs.append(AuxSpec(_name("aux", name), described.item_length, described.dtype))
+            aux_regions.append(described.region)
+            _same_group(f"aux[{name}]", aux_regions[0], described.region)
+        specs, regions = _components(state)
+        self.layout = Layout(page_size, kv_specs, tuple(aux_specs), specs)
+        self.regions = Regions(kv_regions, tuple(aux_regions), regions)
+        total = sum(region.items for region in self.regions.in_order())
+        if total > ITEMS_MAX:  # they are numbered with int32, buffer after buffer
+            raise InvalidArgument("kv, aux, state", total, f"may have at most {ITEMS_MAX} items in all buffers together")
+        self._arrays = (kv, aux, state)
+
+
+def _components(
+    state: tuple[Component, ...],
+) -> tuple[tuple[ComponentSpec, ...], tuple[tuple[Region, ...], ...]]:
+    if len(state) > COMPONENTS_MAX:
+        raise InvalidArgument("state", len(state), f"may have at most {COMPONENTS_MAX} components")
+    specs: list[ComponentSpec] = []
+    regions: list[tuple[Region, ...]] = []
+    for name, kind, owed, buffers in state:
+        where = f"state[{name}]"
+        if owed not in ("always", "when_indexed"):
+            raise InvalidArgument(f"{where}.owed", owed, 'must be "always" or "when_indexed"')
+        buffer_specs, buffer_regions = _buffers(where, buffers)
+        if not buffer_specs:
+            raise InvalidArgument(where, buffers, "must have at least one buffer")
+        specs.append(ComponentSpec(_name("state.name", name), _name(f"{where}.kind", kind), Owed(owed), buffer_specs))
+        regions.append(buffer_regions)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise InvalidArgument("state", [spec.name for spec in specs], "names a component twice")
+    return tuple(specs), tuple(regions)

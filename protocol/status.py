@@ -1,0 +1,49 @@
+"""Phases and statuses of a room. A phase is the first obligation still open; a status is what a caller polls."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Phase(enum.Enum):
+    """Where a room stands, on either side: the first kind of obligation that is still open."""
+
+    __hash__ = object.__hash__  # by identity, in C: tables are looked up with phases on every step
+
+    METADATA = "METADATA"
+    KV = "KV"
+    AUX = "AUX"
+    STATE = "STATE"
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+
+TERMINAL = frozenset({Phase.DONE, Phase.FAILED})
+
+
+class Status(enum.Enum):
+    """What `poll()` returns. It only moves forward, except that FAILED may follow anything but DONE."""
+
+    BOOTSTRAPPING = "bootstrapping"
+    WAITING = "waiting"
+    TRANSFERRING = "transferring"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        """True for DONE and FAILED: the status will not change any more."""
+        return self is Status.DONE or self is Status.FAILED
+
+
+def status_of(phase: Phase, moved: bool) -> Status:
+    """The status for a phase; `moved` says whether any obligation after METADATA has made progress."""
+    match phase:
+        case Phase.METADATA:
+            return Status.BOOTSTRAPPING
+        case Phase.KV | Phase.AUX | Phase.STATE:
+            return Status.TRANSFERRING if moved else Status.WAITING
+        case Phase.DONE:
+            return Status.DONE
+        case Phase.FAILED:  # pragma: no branch
+            return Status.FAILED

@@ -1,0 +1,242 @@
+"""The native wire format, version 1: frames on the control channel.
+
+A frame is a 4-byte little-endian length, a fixed header, and a body. The header holds the version, the kind, the
+sender's incarnation, the incarnation it is meant for (0 when not known yet), and `floor`: decode's lowest grant that is
+not released (0 from prefill). The body is a MessagePack array whose fields are those of the frame's class below.
+Decoding is strict: any deviation raises WireError, which names the field. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias, cast
+
+import msgspec
+import numpy as np
+
+from .errors import WireError
+from .failure import DETAIL_MAX, Reason
+from .identity import ATTEMPT_MAX, COMPONENTS_MAX, NAME_MAX, PAGES_MAX, ROOM_MAX
+from .layout import Layout, Regions
+from .manifest import Indices, Manifest
+
+VERSION = 1
+FRAME_MAX = 64 * 2**20
+_HEADER = struct.Struct("<BBHQQQ")
+_PREFIX = struct.Struct("<I")
+PREFIX_LENGTH = _PREFIX.size
+HEADER_LENGTH = _HEADER.size
+
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+Grant = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+Detail = Annotated[str, msgspec.Meta(max_length=DETAIL_MAX)]
+Blob = Annotated[bytes, msgspec.Meta(min_length=1, max_length=2**20)]
+Packed = Annotated[bytes, msgspec.Meta(max_length=4 * PAGES_MAX)]
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all frame bodies. `KIND` is the number in the header."""
+
+    KIND: ClassVar[int] = 0
+
+
+class Hello(Body, frozen=True):
+    """decode -> prefill, first frame of a connection: who I am, what my memory is, and the right to write to it."""
+
+    KIND: ClassVar[int] = 1
+    engine: Name
+    agent: Name
+    layout: Layout
+    regions: Regions
+    blob: Blob
+
+
+class Welcome(Body, frozen=True):
+    """prefill -> decode: the handshake is accepted."""
+
+    KIND: ClassVar[int] = 2
+    engine: Name
+    agent: Name
+    layout: Layout
+
+
+class Refuse(Body, frozen=True):
+    """prefill -> decode: the handshake is refused, in words; the connection closes after it."""
+
+    KIND: ClassVar[int] = 3
+    words: Annotated[tuple[Detail, ...], msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Metadata(Body, frozen=True):
+    """decode -> prefill: one grant. Where each position of the manifest is to be written.
+
+    pages: the destination page of each position of `manifest.kv`, in order, packed int32 little-endian.
+    aux_index: the aux slot, -1 when no aux is owed. state: per component of `manifest.state`, packed int32 indices.
+    direction: who moves the bytes; version 1 knows "write" (prefill writes), and refuses anything else by name.
+    """
+
+    KIND: ClassVar[int] = 4
+    room: Annotated[int, msgspec.Meta(ge=0, le=ROOM_MAX)]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
+    grant: Grant
+    token: U64
+    manifest: Manifest
+    pages: Packed
+    aux_index: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+    state: Annotated[tuple[Packed, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
+    direction: Annotated[str, msgspec.Meta(max_length=16)] = "write"
+
+
+class Accept(Body, frozen=True):
+    """prefill -> decode: the grant is bound to an open room."""
+
+    KIND: ClassVar[int] = 5
+    grant: Grant
+
+
+class Reject(Body, frozen=True):
+    """prefill -> decode: the grant is void, nothing was written for it and nothing will be."""
+
+    KIND: ClassVar[int] = 6
+    grant: Grant
+    reason: Reason
+    detail: Detail
+
+
+class Failed(Body, frozen=True):
+    """prefill -> decode: the room of this grant failed. Says nothing about the memory: Ack does."""
+
+    KIND: ClassVar[int] = 7
+    grant: Grant
+    reason: Reason
+    detail: Detail
+
+
+class Abort(Body, frozen=True):
+    """decode -> prefill: the room of this grant failed here; void the grant and acknowledge. Repeated until then."""
+
+    KIND: ClassVar[int] = 8
+    grant: Grant
+    reason: Reason
+    detail: Detail
+
+
+class Ack(Body, frozen=True):
+    """prefill -> decode, a promise: nothing of this grant is posted, and nothing will be."""
+
+    KIND: ClassVar[int] = 9
+    grant: Grant
+
+
+class Ping(Body, frozen=True):
+    """Either way: are you there. Also rings the bell of a peer that sleeps on its socket."""
+
+    KIND: ClassVar[int] = 10
+    sequence: U64
+
+
+class Pong(Body, frozen=True):
+    """Either way: the answer to the Ping with this sequence number."""
+
+    KIND: ClassVar[int] = 11
+    sequence: U64
+
+
+class Goodbye(Body, frozen=True):
+    """Either way, before an orderly close. From prefill: every grant but the `undrained` is hereby acknowledged."""
+
+    KIND: ClassVar[int] = 12
+    undrained: Annotated[tuple[Grant, ...], msgspec.Meta(max_length=65536)] = ()
+
+
+Frame: TypeAlias = Hello | Welcome | Refuse | Metadata | Accept | Reject | Failed | Abort | Ack | Ping | Pong | Goodbye
+FRAMES: tuple[type[Body], ...] = (
+    Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye,
+)  # fmt: skip
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
+    cls.KIND: cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(cls)) for cls in FRAMES
+}
+_CLASSES = {cls.KIND: cls for cls in FRAMES}
+_ENCODER = msgspec.msgpack.Encoder()
+_PATH = re.compile(r" - at `\$((?:\[[^\]]*\]|\.\w+)*)`$")
+_LENGTH = re.compile(r"at (?:least|most) length (\d+)")
+
+
+class Received(NamedTuple):
+    """A decoded frame: the sender's incarnation, the one it is meant for, decode's floor, the body."""
+
+    source: int
+    target: int
+    floor: int
+    body: Frame
+
+
+def encode(body: Body, source: int, target: int, floor: int = 0) -> bytes:
+    """The bytes of a frame, length prefix included."""
+    payload = _ENCODER.encode(body)
+    length = HEADER_LENGTH + len(payload)
+    return _PREFIX.pack(length) + _HEADER.pack(VERSION, body.KIND, 0, source, target, floor) + payload
+
+
+def frame_length(prefix: bytes | memoryview, limit: int = FRAME_MAX) -> int:
+    """The length of the frame that follows a 4-byte prefix. Raises WireError when it is out of bounds."""
+    (length,) = _PREFIX.unpack(prefix)
+    if not HEADER_LENGTH < length <= limit:
+        raise WireError("length", f"{length} is not between {HEADER_LENGTH + 1} and {limit}")
+    return int(length)
+
+
+def decode(frame: bytes) -> Received:
+    """A frame without its length prefix. Raises WireError naming the field, and nothing else."""
+    if len(frame) <= HEADER_LENGTH:
+        raise WireError("length", f"{len(frame)} bytes cannot hold a header and a body")
+    version, kind, reserved, source, target, floor = _HEADER.unpack_from(frame)
+    if version != VERSION:
+        raise WireError("version", f"the peer speaks version {version}, we speak version {VERSION}")
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise WireError("kind", f"{kind} is no frame of version {VERSION}")
+    if reserved:
+        raise WireError("reserved", f"{reserved} must be 0")
+    try:
+        body = decoder.decode(memoryview(frame)[HEADER_LENGTH:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(_field(_CLASSES[kind], str(error)), str(error)) from None
+    return Received(source, target, floor, body)
+
+
+def _field(cls: type[Body], message: str) -> str:
+    """The dotted name of the field that a decoding error speaks of."""
+    name = cls.__name__.lower()
+    match = _PATH.search(message)
+    fields = cls.__struct_fields__
+    if match is None:
+        length = _LENGTH.search(message)
+        if length is None:
+            return name
+        got = re.search(r"got (\d+)$", message)
+        index = int(got[1]) if got else 0
+        return f"{name}.{fields[index]}" if index < len(fields) else f"{name}[{len(fields)}]"
+    indices = re.findall(r"\[([^\]]*)\]", match[1])
+    if not indices or not indices[0].isdigit() or int(indices[0]) >= len(fields):
+        return name
+    return f"{name}.{fields[int(indices[0])]}" + "".join(f"[{i}]" for i in indices[1:])
+
+
+def pack_indices(indices: Indices) -> bytes:
+    """int32 little-endian, as Metadata carries them."""
+    return indices.astype("<i4", copy=False).tobytes()
+
+
+def unpack_indices(field: str, packed: bytes, count: int, items: int) -> Indices:
+    """Indices from the wire: exactly `count`, each in [0, items). Raises WireError naming the field."""
+    if len(packed) != 4 * count:
+        raise WireError(field, f"{len(packed)} bytes, {4 * count} are needed for {count} indices")
+    indices = np.frombuffer(packed, dtype="<i4").astype(np.int32, copy=False)
+    if count:
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= items:
+            raise WireError(field, f"index {low if low < 0 else high} is not between 0 and {items - 1}")
+    return indices

@@ -1,0 +1,1 @@
+"""What happens to rooms, leases and drains: pure tables, (state, event) -> (state, commands)."""

@@ -1,0 +1,180 @@
+"""Ledgers: which obligations of a room are met. Frozen, hashable, without time; the phase is read off them.
+
+The decode ledger holds per sending rank what is still missing; the prefill ledger holds per receiving rank what has not
+settled yet, beside what the caller has declared.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from ..protocol.events import Accepted, Bound, Declared, Landed, Settled
+from ..protocol.intervals import Intervals, remove, span
+from ..protocol.manifest import Declaration, Manifest, differences
+from ..protocol.notify import PartKind
+from ..protocol.status import Phase
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What one pair of ranks still owes: KV positions, aux (position 0), positions per component of the manifest."""
+
+    kv: Intervals
+    aux: Intervals
+    state: tuple[Intervals, ...]
+
+    def without(self, part: PartKind, component: int, start: int, stop: int) -> Missing:
+        """What is missing after [start, stop) of a part; the very same object if nothing of it was missing."""
+        match part:
+            case PartKind.KV:
+                kv = remove(self.kv, start, stop)
+                return self if kv is self.kv else Missing(kv, self.aux, self.state)
+            case PartKind.AUX:
+                aux = remove(self.aux, start, stop)
+                return self if aux is self.aux else Missing(self.kv, aux, self.state)
+            case PartKind.STATE:  # pragma: no branch
+                before = self.state[component]
+                after = remove(before, start, stop)
+                if after is before:
+                    return self
+                state = (*self.state[:component], after, *self.state[component + 1 :])
+                return Missing(self.kv, self.aux, state)
+
+
+def owed(manifest: Manifest) -> Missing:
+    """Everything in a manifest, still missing."""
+    return Missing(manifest.kv, span(0, 1 if manifest.aux else 0), tuple(span(0, n) for _, n in manifest.state))
+
+
+def within(manifest: Manifest, part: PartKind, component: int, start: int, stop: int) -> bool:
+    """Whether [start, stop) of a part lies inside what the manifest owes."""
+    match part:
+        case PartKind.KV:
+            return any(a <= start and stop <= b for a, b in manifest.kv)
+        case PartKind.AUX:
+            return bool(manifest.aux) and (start, stop) == (0, 1)
+        case PartKind.STATE:  # pragma: no branch
+            return component < len(manifest.state) and stop <= manifest.state[component][1]
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """decode's view of one sending rank: has it accepted the grant, and what is missing from it."""
+
+    accepted: bool
+    missing: Missing
+
+
+class DecodeLedger(msgspec.Struct, frozen=True):
+    """What decode still waits for, per sending rank."""
+
+    senders: tuple[Sender, ...]
+
+    @property
+    def open_phase(self) -> Phase:
+        """The first kind of obligation that is still open; DONE when none is."""
+        phase = Phase.DONE
+        for sender in self.senders:
+            if not sender.accepted:
+                return Phase.METADATA
+            phase = _earlier(phase, sender.missing)
+        return phase
+
+    def apply(self, event: Accepted | Landed) -> DecodeLedger:
+        """The ledger after an event; the very same object if it says nothing new."""
+        sender = self.senders[event.sender]
+        missing = sender.missing
+        if isinstance(event, Landed):  # a valid notification shows that the grant was accepted
+            missing = missing.without(event.part, event.component, event.start, event.stop)
+        if sender.accepted and missing is sender.missing:
+            return self
+        new = Sender(accepted=True, missing=missing)
+        i = event.sender
+        return DecodeLedger((*self.senders[:i], new, *self.senders[i + 1 :]))
+
+
+def decode_ledger(manifests: tuple[Manifest, ...]) -> DecodeLedger:
+    """The ledger of a room that is being opened on decode: one manifest per sending rank."""
+    return DecodeLedger(tuple(Sender(accepted=False, missing=owed(manifest)) for manifest in manifests))
+
+
+class Receiver(msgspec.Struct, frozen=True):
+    """prefill's view of one receiving rank: what it wants, and which writes have not settled yet."""
+
+    wanted: Manifest
+    missing: Missing
+
+
+class PrefillLedger(msgspec.Struct, frozen=True):
+    """What prefill has declared, and per receiving rank (None: no METADATA yet) what has not settled."""
+
+    declared: Declaration
+    receivers: tuple[Receiver | None, ...]
+
+    @property
+    def disagreement(self) -> tuple[str, ...]:
+        """The differences between what is declared and what bound ranks expect, in words."""
+        return tuple(
+            words
+            for receiver in self.receivers
+            if receiver is not None
+            for words in differences(self.declared, receiver.wanted)
+        )
+
+    @property
+    def open_phase(self) -> Phase:
+        """The first kind of obligation that is still open; an undeclared item is open. DONE when none is."""
+        phase = Phase.DONE
+        for receiver in self.receivers:
+            if receiver is None:
+                return Phase.METADATA
+            phase = _earlier(phase, receiver.missing)
+        declared = self.declared
+        if phase is Phase.KV or declared.pages is None:
+            return Phase.KV
+        if phase is Phase.AUX or declared.aux is None:
+            return Phase.AUX
+        return Phase.STATE if declared.state is None else phase
+
+    def apply(self, event: Bound | Declared | Settled) -> PrefillLedger:
+        """The ledger after an event; the very same object if it says nothing new."""
+        match event:
+            case Declared(declaration=new):
+                old = self.declared
+                merged = Declaration(
+                    old.pages if new.pages is None else new.pages,
+                    old.aux if new.aux is None else new.aux,
+                    old.state if new.state is None else new.state,
+                )
+                return self if merged == old else PrefillLedger(merged, self.receivers)
+            case Bound(receiver=i, manifest=manifest):
+                return self if self.receivers[i] is not None else self._with(i, Receiver(manifest, owed(manifest)))
+            case Settled(receiver=i, part=part, component=component, start=start, stop=stop):  # pragma: no branch
+                receiver = self.receivers[i]
+                if receiver is None:
+                    return self
+                missing = receiver.missing.without(part, component, start, stop)
+                return self if missing is receiver.missing else self._with(i, Receiver(receiver.wanted, missing))
+
+    def _with(self, i: int, receiver: Receiver) -> PrefillLedger:
+        return PrefillLedger(self.declared, (*self.receivers[:i], receiver, *self.receivers[i + 1 :]))
+
+
+def prefill_ledger(receivers: int = 1) -> PrefillLedger:
+    """The ledger of a room that is being opened on prefill, for so many receiving ranks."""
+    return PrefillLedger(Declaration(), (None,) * receivers)
+
+
+Ledger: TypeAlias = DecodeLedger | PrefillLedger
+_ORDER = {Phase.KV: 0, Phase.AUX: 1, Phase.STATE: 2, Phase.DONE: 3}
+
+
+def _earlier(phase: Phase, missing: Missing) -> Phase:
+    """The earlier of `phase` and the first phase that `missing` leaves open."""
+    if missing.kv:
+        return Phase.KV
+    if missing.aux:
+        return Phase.AUX if _ORDER[phase] > _ORDER[Phase.AUX] else phase
+    if any(missing.state):
+        return Phase.STATE if phase is Phase.DONE else phase
+    return phase
