@@ -70,13 +70,13 @@ def _endings(cells: Cells, failed: tuple[Do, ...]) -> None:
     """The cells that end a room, in every phase; and the terminal phases, which absorb."""
     for phase in _PHASES:
         for event in ENDINGS:
-            cells[phase, event] = (fail(Phase.FAILED, Do.DISARM, *failed, Do.REPORT),)
-        cells[phase, RoomEvent.CLOSE] = (fail(Phase.FAILED, Do.DISARM, *failed, Do.REPORT, Do.FORGET),)
+            cells[phase, event] = (fail(Phase.FAILED, Do.DISARM, Do.REPORT, *failed),)
+        cells[phase, RoomEvent.CLOSE] = (fail(Phase.FAILED, Do.DISARM, Do.REPORT, *failed, Do.FORGET),)
 
 
 def _decode_table() -> Table[Phase, RoomEvent, Guard]:
     cells: Cells = {}
-    done = (Do.LEASE_LANDED, Do.REPORT)
+    done = (Do.REPORT, Do.LEASE_LANDED)  # first the contents are the caller's to read, then the ranges to use again
     for phase in _PHASES:
         cells[phase, RoomEvent.LANDED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
         cells[phase, RoomEvent.ACCEPTED] = (ignore(),)
@@ -103,9 +103,9 @@ def _decode_table() -> Table[Phase, RoomEvent, Guard]:
 
 def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
     cells: Cells = {}
-    done = (Do.DRAIN_FINISHED, Do.REPORT)
+    done = (Do.REPORT, Do.DRAIN_FINISHED)
     mismatched: RoomRow = fail(
-        Phase.FAILED, Do.DISARM, Do.SEND_FAILED, Do.DRAIN_VOIDED, Do.REPORT, guard=Guard.MISMATCHED
+        Phase.FAILED, Do.DISARM, Do.REPORT, Do.SEND_FAILED, Do.DRAIN_VOIDED, guard=Guard.MISMATCHED
     )
     for phase in _PHASES:
         cells[phase, RoomEvent.BOUND] = (ignore(),)

@@ -86,6 +86,7 @@ class EngineCore:
         self.ids = ports.ids
         self.agent = agent_name(ports.incarnation)
         self.counters: Counter[str] = Counter()
+        self._complaints: Counter[str] = Counter()
         self.closing = False
         self.now = self.clock.now()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -112,6 +113,8 @@ class EngineCore:
             call, arguments = inbox.popleft()
             call(*arguments)
             busy = True
+        # Completions first: a peer that leaves after its last write has done all that it owed.
+        busy |= self._take_in()
         for event in self.channel.poll():
             busy = True
             match event:
@@ -121,7 +124,6 @@ class EngineCore:
                     self._opened(event)
                 case Closed():
                     self._closed(event)
-        busy |= self._take_in()
         for owner, alarm in self._timers.due(self.now):
             busy = True
             self._alarm(owner, alarm)
@@ -171,7 +173,7 @@ class EngineCore:
             received = wire.decode(frame)
         except WireError as error:
             self.counters["frames malformed"] += 1
-            log.warning("%s: a malformed frame from %s: %s", self.name, link.engine or "a stranger", error)
+            self._complain("a malformed frame", error)
             if not link.up:
                 self._refuse(link, (str(error),))
             return
@@ -195,7 +197,14 @@ class EngineCore:
 
     def _unexpected(self, link: Link, body: wire.Body) -> None:
         self.counters["frames unexpected"] += 1
-        log.warning("%s: %s from %s is not for this side", self.name, type(body).__name__, link.engine or "a stranger")
+        self._complain("a frame that is not for this side", type(body).__name__)
+
+    def _complain(self, what: str, detail: object) -> None:
+        """Log what a peer did wrong: the first time, the second, the fourth, ... of its kind."""
+        self._complaints[what] += 1
+        times = self._complaints[what]
+        if times & (times - 1) == 0:
+            log.warning("%s: %s: %s (%d so far)", self.name, what, detail, times)
 
     def _frame(self, link: Link, floor: int, body: wire.Body) -> None:
         """A frame of a peer whose handshake is complete."""

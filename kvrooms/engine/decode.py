@@ -96,6 +96,7 @@ class DecodeEngine(Engine):
         record = DecodeRecord(key, settings, 0.0, target, manifest, Destination(destination_pages, slot, owed), handle)
         handle.record = record
         with self.lock:
+            self._check_open()
             self._claims.take_key(key)
             try:
                 self._claims.take(destination_pages, slot, indices)

@@ -26,7 +26,7 @@ from ..statemachine.ledger import within
 from ..statemachine.memory import Lease, step_lease
 from ..statemachine.rooms import DECODE_ROOM, step_decode
 from ..statemachine.table import Kind
-from .core import Link, Ports, log, log_end
+from .core import Link, Ports, log_end
 from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
 from .timers import Alarm
@@ -116,6 +116,7 @@ class DecodeCore(DecodeLinks):
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
                 case Do.FORGET:
                     del self._rooms[record.key]
+                    record.grants = ()
                     record.watcher.forgotten()
                 case _:
                     raise AssertionError(f"{do} is no command of this table")
@@ -173,7 +174,7 @@ class DecodeCore(DecodeLinks):
 
     def _advertise(self, grant: Grant) -> None:
         link = self._link(grant.record.target)
-        if link.up:
+        if link.up and not link.dropped:
             self._send_metadata(link, grant)
         else:
             link.held[grant] = None
@@ -248,7 +249,7 @@ class DecodeCore(DecodeLinks):
             grant_number, token, parts = notify.decode(message)
         except WireError as error:
             self.counters["notifications malformed"] += 1
-            log.debug("%s: a malformed notification: %s", self.name, error)
+            self._complain("a malformed notification", error)
             return
         grant = self._by_token.get(token)
         if grant is None or grant.peer is None or grant.number != grant_number or grant.peer.agent != agent:

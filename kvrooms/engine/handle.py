@@ -198,7 +198,8 @@ class Room:
     def close(self) -> None:
         """The caller is finished with the room; one that is still open is aborted. Idempotent."""
         self._check_process()
-        self._desk.close_room(self)
+        if self.record is not None:
+            self._desk.close_room(self)
 
     def failure_exception(self) -> None:
         """Raise RoomFailed with the first cause, once, after the engine holds nothing of the room any more.
@@ -248,6 +249,7 @@ class Room:
     def forgotten(self) -> None:
         """See `Watcher.forgotten`."""
         self._desk.room_forgotten(self)
+        self.record = None
         self._gone.happen(self._desk.lock)
 
     def _check_process(self) -> None:

@@ -114,11 +114,15 @@ class Engine:
 
     def abort_room(self, room: Room, detail: str) -> None:
         """See `Room.abort`."""
-        self._submit(self._core.abort, room.record, detail)  # type: ignore[attr-defined]
+        record = room.record
+        if record is not None:
+            self._submit(self._core.abort, record, detail)  # type: ignore[attr-defined]
 
     def close_room(self, room: Room) -> None:
         """See `Room.close`."""
-        self._submit(self._core.close_room, room.record)  # type: ignore[attr-defined]
+        record = room.record
+        if record is not None:
+            self._submit(self._core.close_room, record)  # type: ignore[attr-defined]
 
     def room_freed(self, room: Room) -> None:
         """See `Desk.room_freed`."""
@@ -136,6 +140,7 @@ class Engine:
         self._runner.wake()
 
     def _check_open(self) -> None:
+        """Raises EngineClosed. Under the lock, no room can slip in between this and `_finish`."""
         check_process(self)
         if self._closed:
             raise EngineClosed(f"{self.name} is closed")

@@ -125,6 +125,7 @@ class PrefillEngine(Engine):
         stateless = skip_state or not layout.state
         declaration = Declaration(total, aux, () if stateless else None)
         with self.lock:
+            self._check_open()
             self._claims.take_key(key)
             self._open_rooms.add(handle)
         self._submit(cast(PrefillCore, self._core).open, record, declaration)
@@ -137,8 +138,9 @@ class PrefillEngine(Engine):
         skip = room._skip_state  # noqa: SLF001
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
         with self.lock:
+            record = room.record
             send = _next(room, some, state, last, layout.component_names)
-            self._core.submit(cast(PrefillCore, self._core).send, room.record, send)
+            self._core.submit(cast(PrefillCore, self._core).send, record, send)
         self._runner.wake()
 
 
@@ -146,7 +148,7 @@ def _next(
     room: PrefillRoom, pages: Indices, state: tuple[Indices, ...], last: bool | None, names: tuple[str, ...]
 ) -> Send:
     """The send that continues a room's earlier ones; the room's totals move on only if nothing is wrong with it."""
-    if room.poll().terminal:
+    if room.poll().terminal or room.record is None:
         raise RoomClosed(f"{room!r} has ended: {room.failure or 'everything was sent'}")
     if room._complete:  # noqa: SLF001
         raise InvalidArgument("send", len(pages), "the last send of this room was made before")

@@ -23,7 +23,7 @@ from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.manifest import Declaration
 from ..protocol.plan import DescriptorTable
-from ..protocol.status import TERMINAL
+from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain, step_drain
 from ..statemachine.rooms import PREFILL_ROOM, step_prefill
 from ..statemachine.table import Kind
@@ -56,7 +56,7 @@ class PrefillCore(PrefillPosting):
             self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine is being closed"))
         for writer in list(self._parked.get(record.key, ())):
             self._unpark(writer)
-            self._bind(record, writer)
+            self._place(writer)
 
     def send(self, record: PrefillRecord, send: Send) -> None:
         """Hand over pages, state and aux of a room. The caller has checked indices, order and totals."""
@@ -141,7 +141,7 @@ class PrefillCore(PrefillPosting):
                     phase = record.room.phase
                     record.watcher.ended(phase, record.failure, record.context)
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
-                    self._maybe_freed(record)
+                    self._maybe_freed(record)  # a room that was never bound has no drain to wait for
                 case Do.FORGET:
                     del self._rooms[record.key]
                     record.watcher.forgotten()
@@ -209,8 +209,9 @@ class PrefillCore(PrefillPosting):
                 return
             detail = f"decode asked again for {writer.key} (grant {writer.number})"
             self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
-            record = None  # the new grant waits for the room's next life
-        if record is None:
+            record = None
+        # A room that is DONE, or was superseded, says nothing to a new grant: that waits for the room's next life.
+        if record is None or record.room.phase is Phase.DONE:
             self._park(writer)
         else:
             self._bind(record, writer)
@@ -229,6 +230,8 @@ class PrefillCore(PrefillPosting):
         if peer.parked >= settings.parked_per_peer or self._parked_total >= settings.parked_total:
             self._refuse_grant(writer, f"{writer.key} is not open here, and too many such grants wait already")
             return
+        for earlier in [other for other in self._parked.get(writer.key, ()) if other.peer is peer]:
+            self._refuse_grant(earlier, f"decode asked again for {writer.key} (grant {writer.number})")
         peer.parked += 1
         self._parked_total += 1
         self._parked.setdefault(writer.key, {})[writer] = None

@@ -16,7 +16,8 @@ from .core import Ports
 from .prefill_links import PrefillLinks
 from .prefill_state import Posted, PrefillPeer, PrefillRecord, Writer
 
-_QUIET_S = 0.001
+_QUIET_S = 0.0003
+"""Shorter than a decode engine polls after its last input (`spin_s`): whoever is not rung for is still awake."""
 
 
 class PrefillPosting(PrefillLinks):

@@ -12,6 +12,7 @@ from .core import EngineCore
 
 log = logging.getLogger("kvrooms.engine")
 _LONGEST_SLEEP_S = 10.0
+_LONGEST_BLIND_S = 0.02
 
 
 class Waiting(Protocol):
@@ -86,13 +87,16 @@ class EngineThread:
             if busy:
                 active = now
             elif now - active > settings.spin_s and not core.has_input:
-                channel.wait(self._nap())
+                channel.wait(self._nap(now - active))
 
-    def _nap(self) -> float:
-        """How long to sleep: until the next alarm, and not past the next look at a transport that wakes nobody."""
+    def _nap(self, idle_s: float) -> float:
+        """How long to sleep: until the next alarm, and not past the next look at a transport that wakes nobody.
+
+        The longer nothing happened, the longer the sleep: a peer that starts to write rings over the control channel.
+        """
         core = self._core
         due = core.next_deadline()
         nap = _LONGEST_SLEEP_S if due is None else max(due - core.clock.now(), 0.0)
         if core.listening or self._deadline is not None:
-            nap = min(nap, core.settings.idle_poll_s)
+            nap = min(nap, core.settings.idle_poll_s + idle_s / 8, _LONGEST_BLIND_S)
         return nap
