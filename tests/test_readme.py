@@ -14,7 +14,7 @@ EXAMPLE = ROOT / "examples" / "embed.py"
 
 
 def test_the_readme_shows_the_example_to_the_letter() -> None:
-    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     _, code = EXAMPLE.read_text().split('"""\n\n', 1)
     assert shown == [code]
 

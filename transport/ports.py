@@ -47,7 +47,7 @@ class Transport(Protocol):
         """The capability that lets a peer write to the registered memory. Never log it or pass it on."""
 
     def add_peer(self, agent: str, blob: bytes, layout: Layout, regions: Regions) -> DescriptorTable:
-        """Make `agent` writable and prepare its descriptor lists. Raises TransportError, or for another agent's blob."""
+        """Make `agent` writable and prepare its descriptor lists. Raises TransportError, also for another's blob."""
 
     def remove_peer(self, agent: str) -> None:
         """Forget a peer. Idempotent. Its writes in flight still settle, with an error or not."""

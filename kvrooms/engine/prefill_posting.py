@@ -76,7 +76,6 @@ class PrefillPosting(PrefillLinks):
         if now - max(peer.last_post, peer.link.last_sent) > _QUIET_S:
             self._ring(peer.link)  # decode may be asleep on its socket: nothing else tells it that bytes come
             self.channel.flush()
-        peer.last_post = now
         return True
 
     def _post(self, writer: Writer, piece: Piece) -> None:
@@ -89,6 +88,7 @@ class PrefillPosting(PrefillLinks):
                 failure = Failure(Reason.SEND_ERROR, str(error)[:DETAIL_MAX])
                 self._fail(writer.record, On.POST_ERROR, failure)
             return
+        writer.peer.last_post = self.clock.now()  # after it: on some transports the copy happens inside the post
         self._drain(writer, DrainEvent.POSTED)
         if handle is None:
             self._settled(writer, piece, None)

@@ -1,0 +1,142 @@
+"""`kvrooms bench`: rooms of three sizes beside a floor without any protocol; idle engines; import; memory.
+
+One pair of processes per size holds the pools, and floor and engines take turns in it, so that what else the machine
+does hits both alike. Figures are medians over the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from .figures import result
+from .pair import BenchError, Pair
+from .report import Progress, show
+from .shapes import IN_FLIGHT, SMALL, Shape, shapes
+
+_WARM_UP = 100
+_QUICK_RUNS = 2
+_QUICK_SHARE = 8
+_IDLE_ROOMS = 100
+_IDLE_S = 10.0
+_QUICK_IDLE_S = 2.0
+_IMPORTS = 7
+_QUICK_IMPORTS = 3
+_QUIET_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    json: print one JSON object as the last line of standard output instead of tables. rooms: names of sizes, none for
+    all. runs: runs per figure, of which the median is shown. quick: fewer rooms and runs, for a look.
+    """
+
+    json: bool = False
+    rooms: tuple[str, ...] = ()
+    runs: int = 5
+    quick: bool = False
+
+
+def main(options: BenchOptions) -> int:
+    """Measure and print. Returns the exit status: 1 when a child process failed. Raises InvalidArgument."""
+    chosen = shapes(options.rooms)
+    if options.quick:
+        chosen = tuple(replace(shape, rooms=max(5, shape.rooms // _QUICK_SHARE)) for shape in chosen)
+    runs = min(options.runs, _QUICK_RUNS) if options.quick else options.runs
+    steps = len(chosen) * len(IN_FLIGHT) * runs * 2 + 3
+    try:
+        with Progress(sys.stderr, steps, plain=options.json) as progress:
+            measured: dict[str, Any] = {"results": []}
+            for shape in chosen:
+                measured["results"] += _rooms(shape, runs, progress)
+            measured.update(_rest(progress, quick=options.quick))
+    except BenchError as error:
+        print(f"kvrooms bench: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(measured), flush=True)
+    else:
+        show(measured, runs)
+    return 0
+
+
+def _rooms(shape: Shape, runs: int, progress: Progress) -> list[dict[str, Any]]:
+    """The results of one size."""
+    results = []
+    with Pair(shape, floor=True) as pair:
+        for in_flight in IN_FLIGHT:
+            what = f"{shape.name}, {in_flight} in flight"
+            warm_up = min(_WARM_UP, shape.rooms)
+            pair.floor_run(warm_up, in_flight)
+            pair.run(warm_up, in_flight)
+            floors, engines = [], []
+            for number in range(1, runs + 1):
+                progress.step(f"{what}: floor, run {number} of {runs}")
+                floors.append(pair.floor_run(shape.rooms, in_flight))
+                progress.step(f"{what}: kvrooms, run {number} of {runs}")
+                engines.append(pair.run(shape.rooms, in_flight))
+            results.append(result(shape, in_flight, engines, floors))
+            progress.say(
+                f"{what}: {results[-1]['rooms_per_s']:,.0f} rooms/s, floor {results[-1]['floor_rooms_per_s']:,.0f}"
+            )
+    return results
+
+
+def _rest(progress: Progress, *, quick: bool) -> dict[str, Any]:
+    """What does not depend on the size of rooms."""
+    with Pair(SMALL, floor=False) as pair:
+        progress.step("5,000 rooms one after another")
+        memory = _memory(pair)
+        progress.step(f"{_IDLE_ROOMS} rooms that wait")
+        idle = pair.idle(_IDLE_ROOMS, _QUICK_IDLE_S if quick else _IDLE_S)
+    progress.step("importing kvrooms")
+    imported = _import_s(_QUICK_IMPORTS if quick else _IMPORTS)
+    return {"idle_cpu_percent": round(idle, 3), "import_s": round(imported, 4), "memory": memory}
+
+
+def _memory(pair: Pair) -> dict[str, Any]:
+    """Resident bytes of both processes after 100 rooms and after 5,000, and whether every table is as it was."""
+    pair.run(100, 1)
+    tables = _quiet_tables(pair, None)
+    early = sum(pair.both("memory"))
+    pair.run(4900, 1)
+    equal = _quiet_tables(pair, tables) == tables
+    return {"rooms_100": early, "rooms_5000": sum(pair.both("memory")), "tables_equal": equal}
+
+
+def _quiet_tables(pair: Pair, wanted: object) -> object:
+    """Both engines' tables once they have come to rest, or are as `wanted`: what was closed last takes its time."""
+    end = time.monotonic() + _QUIET_LIMIT_S
+    seen = pair.both("engines.engine.tables")
+    while time.monotonic() < end and seen != wanted:
+        time.sleep(0.2)
+        before, seen = seen, pair.both("engines.engine.tables")
+        if wanted is None and seen == before:
+            break
+    return seen
+
+
+def _import_s(times: int) -> float:
+    """Seconds that `import kvrooms` adds to the start of an interpreter."""
+    with_it, without = [], []
+    for _ in range(times):
+        without.append(_start_s("pass"))
+        with_it.append(_start_s("import kvrooms"))
+    return max(0.0, median(with_it) - median(without))
+
+
+def _start_s(code: str) -> float:
+    began = time.perf_counter()
+    try:
+        # -P: in a checkout, the working directory's folder kvrooms is not the whole package.
+        subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60, stdin=subprocess.DEVNULL)
+    except subprocess.SubprocessError as error:
+        raise BenchError(f"{code!r} in a fresh interpreter: {error}") from None
+    return time.perf_counter() - began

@@ -1,0 +1,373 @@
+"""The control channel on plain TCP: length-prefixed frames, every socket nonblocking in one selector.
+
+One thread owns a channel; `wake` alone may be called by any. What ended a connection is told apart with care, because
+others conclude from PEER_CLOSED and RESET that a process is gone: only the peer's kernel can cause those two.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from ..protocol.errors import WireError
+from ..protocol.registration import format_address, parse_address
+from ..protocol.wire import FRAME_MAX
+from .ports import ChannelEvent, CloseCause, Closed, Opened
+from .tcp_link import (
+    CHUNK,
+    FIRST_FRAME_MAX,
+    Link,
+    Target,
+    connect_failure,
+    connecting,
+    listening,
+    resolve,
+    verdict,
+)
+
+__all__ = ["FIRST_FRAME_MAX", "TcpChannel"]
+
+log = logging.getLogger("kvrooms.tcp")
+_BACKLOG_LIMIT = 2 * FRAME_MAX
+_READS_PER_POLL = 16  # of one chunk each, so that one talkative peer does not starve the others
+_ACCEPTS_PER_POLL = 64
+_LINGER_S = 2.0
+_CLOSE_ALL_S = 0.5
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class TcpChannel:
+    """Ordered frames over TCP. `listen` is (host, port) or None; port 0 lets the system choose.
+
+    max_connections: further ones are closed on arrival. backlog_limit: with more bytes than that queued to a peer that
+    does not read, its connection is given up. Raises OSError when it cannot listen.
+    """
+
+    def __init__(
+        self, listen: tuple[str, int] | None, *, max_connections: int = 1024, backlog_limit: int = _BACKLOG_LIMIT
+    ) -> None:
+        self._listener = listening(*listen) if listen is not None else None
+        self._max_connections = max_connections
+        self._backlog_limit = backlog_limit
+        self.refused = 0
+        """How many connections were closed on arrival because there were too many."""
+        self._numbers = itertools.count(1)
+        self._links: dict[int, Link] = {}
+        self._lingering: set[Link] = set()
+        self._dirty: dict[Link, None] = {}
+        self._events: list[ChannelEvent] = []
+        self._resolved: deque[tuple[int, list[Target], str]] = deque()
+        self._sleeping = self._woken = self._closed = False
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._hammer = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._selector.register(self._bell, _READ)
+        if self._listener is not None:
+            self._selector.register(self._listener, _READ)
+
+    @property
+    def address(self) -> str:
+        """The "host:port" that it listens on; "" if it does not listen."""
+        if self._listener is None:
+            return ""
+        host, port = self._listener.getsockname()[:2]
+        return format_address(host, port)
+
+    # -- the port ----------------------------------------------------------------------------------------------------
+
+    def dial(self, address: str) -> int:
+        """Start to open a connection to "host:port". Returns its number; Opened or Closed follows."""
+        link = Link(next(self._numbers), address, inbound=False)
+        self._links[link.number] = link
+        try:
+            host, port = parse_address(address)
+        except WireError as error:
+            self._end(link, CloseCause.UNREACHABLE, str(error))
+            return link.number
+        try:
+            link.targets = resolve(host, port, socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            # A name: its server may take seconds to answer, and every other peer waits for this thread.
+            threading.Thread(target=self._look_up, args=(link.number, host, port), daemon=True).start()
+        else:
+            self._connect(link, "")
+        return link.number
+
+    def send(self, connection: int, frame: bytes) -> None:
+        """Queue a frame (length prefix included). Unknown or closed connections are ignored: Closed tells."""
+        link = self._links.get(connection)
+        if link is None:
+            return
+        link.push(frame)
+        if link.queued > self._backlog_limit:
+            self._end(link, CloseCause.OVERFLOW, f"{link.queued} bytes are queued to {link.address}")
+        elif link.opened:
+            self._dirty[link] = None
+
+    def flush(self) -> None:
+        """Hand everything that is queued to the network, as far as it takes it."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for link in dirty:
+                if not link.watched & _WRITE:  # otherwise the network was full, and will say when it is not
+                    self._write(link)
+
+    def close(self, connection: int) -> None:
+        """Close a connection after what is queued was handed over. Idempotent.
+
+        Closed(LOCAL) is reported at once. The socket lives on for some seconds at most; what arrives is ignored.
+        """
+        link = self._links.get(connection)
+        if link is None:
+            return
+        words = f"closed the connection to {link.address}"
+        if link.opened:
+            link.until = time.monotonic() + _LINGER_S
+            self._lingering.add(link)
+            del self._links[connection]
+            self._events.append(Closed(connection, CloseCause.LOCAL, words))
+            self._write(link)
+        else:
+            self._end(link, CloseCause.LOCAL, words)
+
+    def poll(self) -> Sequence[ChannelEvent]:
+        """What happened since the last call."""
+        for key, mask in self._selector.select(0):
+            link = key.data
+            if link is None:
+                self._bell_or_listener(key.fileobj)
+                continue
+            if mask & _READ:
+                self._read(link)
+            if mask & _WRITE and link.socket is not None:
+                self._writable(link)
+        while self._resolved:
+            number, targets, words = self._resolved.popleft()
+            if (waiting := self._links.get(number)) is not None:
+                waiting.targets = targets
+                self._connect(waiting, words)
+        if self._lingering:
+            now = time.monotonic()
+            for late in [link for link in self._lingering if now > link.until]:
+                self._forget(late)
+        events = self._events
+        if events:
+            self._events = []
+        return events
+
+    def close_all(self) -> None:
+        """Hand over what is queued, as far as half a second allows, and close every socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+        for number in list(self._links):
+            self.close(number)
+        end = time.monotonic() + _CLOSE_ALL_S
+        while self._lingering and (left := end - time.monotonic()) > 0:
+            self._selector.select(left)
+            self.poll()
+        for link in list(self._lingering):
+            self._forget(link)
+        self._events = []
+        self._selector.close()
+        self._bell.close()
+        self._hammer.close()
+        os.close(self._spare)
+
+    # -- sleep and wake ----------------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a socket is ready or `wake` was called since the last `wait`, at most `timeout_s` seconds."""
+        if self._events or self._resolved:
+            return
+        if self._lingering:
+            timeout_s = min(timeout_s, _LINGER_S)
+        # The order matters. We announce the sleep, then look for a wake; `wake` leaves its mark, then looks for a
+        # sleep. So at least one of the two sees the other. What a wake is about was queued before it, and our caller
+        # looks at its queues after this method: a mark that is wiped below is never a wake lost.
+        self._sleeping = True
+        if not self._woken:
+            self._selector.select(max(timeout_s, 0.0))
+        self._sleeping = False
+        self._woken = False
+
+    def wake(self) -> None:
+        """End the sleep, or keep the next one from beginning. Any thread; cheap unless the owner really sleeps."""
+        if self._woken:
+            return
+        self._woken = True
+        if self._sleeping:
+            try:
+                self._hammer.send(b"\0")
+            except OSError:
+                pass  # full: it rings already; closed: nobody sleeps any more
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _look_up(self, number: int, host: str, port: int) -> None:
+        """On a thread of its own: resolve a name."""
+        targets: list[Target] = []
+        words = ""
+        try:
+            targets = resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            words = str(error)
+        self._resolved.append((number, targets, words))
+        self.wake()
+
+    def _connect(self, link: Link, words: str) -> None:
+        """Try the next address of a connection that is being dialled; `words`: how the last one failed."""
+        while link.targets:
+            link.socket, words = connecting(link.targets.pop(0))
+            if link.socket is not None:
+                link.watch(self._selector, _WRITE)
+                return
+        self._end(link, CloseCause.UNREACHABLE, f"cannot connect to {link.address}: {words}")
+
+    def _open(self, link: Link, made: socket.socket) -> None:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.socket = made
+        link.opened = True
+        link.watch(self._selector, _READ)
+        self._events.append(Opened(link.number, link.inbound, link.address))
+        if link.queued:
+            self._dirty[link] = None
+
+    def _bell_or_listener(self, which: object) -> None:
+        if which is self._bell:
+            try:
+                self._bell.recv(4096)
+            except BlockingIOError:
+                pass
+        else:
+            for _ in range(_ACCEPTS_PER_POLL):
+                if not self._accept():
+                    return
+
+    def _accept(self) -> bool:
+        """Accept one connection. Whether there may be more."""
+        assert self._listener is not None
+        try:
+            made, address = self._listener.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                self._turn_away()
+            return False
+        if len(self._links) + len(self._lingering) >= self._max_connections:
+            self.refused += 1
+            made.close()
+            return True
+        made.settimeout(0)
+        link = Link(next(self._numbers), format_address(*address[:2]), inbound=True)
+        self._links[link.number] = link
+        self._open(link, made)
+        return True
+
+    def _turn_away(self) -> None:
+        """Out of file descriptors. Left in the queue, the stranger would wake us for ever: let him in and close."""
+        assert self._listener is not None
+        log.warning("out of file descriptors: a connection is refused")
+        os.close(self._spare)
+        try:
+            self._listener.accept()[0].close()
+            self.refused += 1
+        except OSError:
+            pass
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    # -- reading and writing -----------------------------------------------------------------------------------------
+
+    def _read(self, link: Link, known: tuple[CloseCause, str] | None = None, *, last: bool = False) -> None:
+        """Take what has arrived: frames, then how the connection ended, if it has and is not `known` better.
+
+        last: read to the end; there will be no other time.
+        """
+        ended: tuple[CloseCause, str] | None = None
+        reads, made = 0, link.socket
+        while made is not None and (reads < _READS_PER_POLL or last):
+            reads += 1
+            try:
+                data = made.recv(CHUNK)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                ended = known or verdict(error, link.address)
+                break
+            if not data:
+                ended = known or (CloseCause.PEER_CLOSED, f"{link.address} closed the connection")
+                break
+            if link.until:
+                continue
+            try:
+                link.split(data, self._events)
+            except WireError as error:
+                ended = (CloseCause.BAD_FRAME, f"{link.address}: {error}")
+                break
+            if len(data) < CHUNK and not last:
+                break
+        if ended is not None:
+            self._end(link, *ended)
+
+    def _writable(self, link: Link) -> None:
+        made = link.socket
+        if link.opened or made is None:
+            self._write(link)
+        elif words := connect_failure(made):
+            link.watch(self._selector, 0)
+            made.close()
+            link.socket = None
+            self._connect(link, words)
+        else:
+            self._open(link, made)
+
+    def _write(self, link: Link) -> None:
+        if link.socket is None:
+            return
+        try:
+            link.transmit()
+            if link.until and not link.queued:
+                # Closing at once, with bytes unread, might destroy what was just handed over: wait for the peer's end.
+                link.socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._broken(link, error)
+        else:
+            if link.queued or link.watched != _READ:
+                link.watch(self._selector, _READ | _WRITE if link.queued else _READ)
+
+    def _broken(self, link: Link, error: OSError) -> None:
+        """A send failed. What arrived before that is still delivered.
+
+        The failed call has taken the socket's error with it, so that recv may return 0 although nobody closed: the
+        send's error decides. Only EPIPE by itself proves nothing; then recv knows whether a FIN or a reset came.
+        """
+        link.discard()
+        known = None if error.errno == errno.EPIPE else verdict(error, link.address)
+        self._read(link, known, last=True)
+        if link.socket is not None:
+            self._end(link, *(known or (CloseCause.TIMED_OUT, f"{link.address}: it broke, and nobody knows how")))
+
+    def _end(self, link: Link, cause: CloseCause, detail: str) -> None:
+        if self._links.pop(link.number, None) is not None:
+            self._events.append(Closed(link.number, cause, detail))
+        self._forget(link)
+
+    def _forget(self, link: Link) -> None:
+        self._lingering.discard(link)
+        self._dirty.pop(link, None)
+        if link.socket is not None:
+            link.watch(self._selector, 0)
+            link.socket.close()
+            link.socket = None
