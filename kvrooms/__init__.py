@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .engine.decode import DecodeEngine
     from .engine.handle import wait_any
-    from .protocol.memory import Buffer, Component, Memory
     from .engine.prefill import PrefillEngine
     from .protocol.errors import EngineClosed, HandshakeRefused, InvalidArgument, RoomClosed, RoomFailed, WireError
+    from .protocol.memory import Buffer, Component, Memory
     from .protocol.status import Status
 
 __version__ = "0.1.0"

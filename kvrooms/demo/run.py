@@ -1,0 +1,224 @@
+"""`kvrooms demo`: the parent process.
+
+It starts a registry, a prefill process, a decode process and a reference process, tells them what to do, shows what
+they report, and compares. It never computes anything itself.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import msgspec
+
+from . import models
+from .jobs import Job, ModelJob, RequestJob
+from .messages import Addresses, Message, Ready, decode
+from .procs import Children, Exit, Line
+from .session import Session
+from .view import View, pick_view
+
+_TICK_S = 0.1
+_FAREWELL_S = 10.0
+_WORKERS = frozenset({"prefill", "decode", "reference"})
+_CHILD_SHARE = 0.8  # children give up first: they can say where they stand
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What `kvrooms demo` was asked for.
+
+    `model` is a kind (dense, sliding, hybrid) or a local folder, None for all kinds. `prompt` replaces the prepared
+    prompts, of which there are `requests` per model. `json` asks for plain lines even on a terminal. `timeout_s`
+    bounds the whole demo.
+    """
+
+    prompt: str | None = None
+    model: str | None = None
+    json: bool = False
+    timeout_s: float = 90.0
+    requests: int = 3
+
+
+def main(options: DemoOptions, output: TextIO | None = None, *, instead: dict[str, list[str]] | None = None) -> int:
+    """Run the demo; 0 if everything held, else 1. The last line of standard output is the report, come what may.
+
+    `instead` gives other command lines for some of the children (tests).
+    """
+    output = output or sys.stdout
+    view = pick_view(output, plain=options.json)
+    session: Session | None = None
+    error = ""
+    with tempfile.TemporaryDirectory(prefix="kvrooms-demo-") as folder, _signals():
+        try:
+            session = Session(plan(options, folder))
+            with view, Children(instead) as children:
+                Demo(session, children, view, options.timeout_s).run()
+        except (KeyboardInterrupt, SystemExit):
+            error = "interrupted"
+        except Exception as problem:  # noqa: BLE001 - the report is owed in any case
+            error = f"{type(problem).__name__}: {problem}" if not isinstance(problem, DemoError) else str(problem)
+        if session is not None:
+            session.errors += [error] if error else []
+            view.summary(session, _texts(session))
+        else:
+            view.note(f"error: {error}")
+    output.write(json.dumps(report(session, error)) + "\n")
+    output.flush()
+    return 0 if session is not None and session.ok else 1
+
+
+class DemoError(Exception):
+    """The demo as a whole cannot go on; the text is for the person."""
+
+
+def plan(options: DemoOptions, folder: str) -> Job:
+    """The job for these options. Raises ValueError if they name no model or an empty prompt."""
+    chosen = _models(options)
+    if len({model.name for model in chosen}) != len(chosen):
+        raise ValueError("two models have the same name")
+    job_requests: list[RequestJob] = []
+    for model in chosen:
+        if options.prompt is not None:
+            prompts = [models.tokenize(model, options.prompt)]
+        else:
+            prompts = models.prepared_prompts(model, options.requests)
+        job_requests += models.requests(model, prompts, first_room=1 + len(job_requests))
+    return Job(chosen, job_requests, folder, options.timeout_s * _CHILD_SHARE)
+
+
+def _models(options: DemoOptions) -> list[ModelJob]:
+    if options.model is None:
+        chosen = [models.builtin(kind) for kind in models.KINDS]
+    else:
+        kinds = [kind for kind in models.KINDS if kind == options.model]
+        chosen = [models.builtin(kinds[0]) if kinds else models.local(Path(options.model))]
+    if options.prompt is not None:
+        # The weights were chosen to bite on the prepared prompts; on any other one a log-probability may have to tell.
+        chosen = [msgspec.structs.replace(model, strict=False) for model in chosen]
+    return chosen
+
+
+class Demo:
+    """One run: children are started, instructed and heard until everything is said or something fails."""
+
+    def __init__(self, session: Session, children: Children, view: View, timeout_s: float) -> None:
+        self._session = session
+        self._children = children
+        self._view = view
+        self._timeout_s = timeout_s
+        self._gone: set[str] = set()
+
+    def run(self) -> None:
+        """Run to the end. Raises DemoError when a child dies, speaks nonsense, or time is up."""
+        ends = time.monotonic() + self._timeout_s
+        self._view.note("starting: registry, prefill, decode, reference")
+        for name in ("prefill", "decode", "registry", "reference"):
+            self._children.start(name)
+            if name != "registry":
+                self._children.tell(name, self._session.job)
+        while not self._session.complete:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise DemoError(f"time is up after {self._timeout_s:.0f} s: {self._standing()}")
+            heard = self._children.hear(min(left, _TICK_S))
+            if isinstance(heard, Exit):
+                self._exited(heard)
+            elif heard is not None:
+                self._heard(heard)
+            self._view.tick(self._session)
+        self._farewell(min(ends, time.monotonic() + _FAREWELL_S))
+
+    def _farewell(self, ends: float) -> None:
+        """Let the children leave by themselves: an engine that cannot be closed is a fault too."""
+        while len(self._gone & _WORKERS) < len(_WORKERS):
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise DemoError(f"{', '.join(sorted(_WORKERS - self._gone))} finished but did not exit")
+            heard = self._children.hear(left)
+            if isinstance(heard, Exit):
+                self._exited(heard)
+
+    def _heard(self, line: Line) -> None:
+        if line.child == "registry":
+            url = str(json.loads(line.data)["bootstrap"])
+            self._view.note(f"registry at {url}")
+            self._children.tell("prefill", Addresses({"registry": url}))
+            return
+        try:
+            message: Message = decode(line.data)
+        except msgspec.MsgspecError as error:
+            raise DemoError(f"the {line.child} process wrote a line that is no event: {error}") from error
+        if isinstance(message, Ready):
+            self._view.note("prefill serves; decode opens its rooms")
+            self._children.tell("decode", Addresses(message.urls))
+        row = self._session.take(line.child, message)
+        self._view.show(row, line.child, message)
+
+    def _exited(self, gone: Exit) -> None:
+        self._gone.add(gone.child)
+        reference_done = all(row.reference is not None for row in self._session.rows.values())
+        expected = gone.child in self._session.finished or (gone.child == "reference" and reference_done)
+        if gone.status == 0 and expected:
+            return
+        how = f"exit status {gone.status}" if gone.status >= 0 else signal.Signals(-gone.status).name
+        told = any(error.startswith(f"{gone.child}: ") for error in self._session.errors)
+        words = "" if told else self._children.last_words(gone.child)
+        raise DemoError(f"the {gone.child} process ended early ({how})" + (f"; it said:\n{words}" if words else ""))
+
+    def _standing(self) -> str:
+        open_rows = [
+            f"{name} (prefill {row.phases['prefill'] or 'not open'}, decode {row.phases['decode'] or 'not open'})"
+            for name, row in self._session.rows.items()
+            if not row.good
+        ]
+        return ", ".join(open_rows) or "all requests are good, but a process has not finished"
+
+
+def report(session: Session | None, error: str = "") -> dict[str, Any]:
+    """The one JSON object. `error` and `errors` appear only if something did not hold."""
+    rows = [] if session is None else [row.as_json() for row in session.rows.values()]
+    ok = session is not None and session.ok
+    transport = "" if session is None else session.transport
+    result: dict[str, Any] = {"ok": ok, "transport": transport, "requests": rows}
+    if not ok:
+        result["errors"] = [error] if session is None else session.complaints()
+    return result
+
+
+def _texts(session: Session) -> dict[str, str]:
+    texts = {}
+    for model in session.job.models:
+        to_text = models.detokenizer(model)
+        for request in session.job.of(model.name):
+            done = session.rows[request.id].generated
+            if to_text is not None and done is not None:
+                texts[request.id] = to_text(done.tokens)
+    return texts
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM ends the demo the way Ctrl-C does: children first, then the report."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
