@@ -70,7 +70,7 @@ def demo(
         str | None, typer.Option(help="A local model folder, or one kind: dense, sliding, hybrid. Default: all kinds.")
     ] = None,
     json: _Json = False,
-    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds after which the demo is ended as failed.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds after which the demo is ended as failed.")] = 90.0,
     requests: Annotated[int, typer.Option(min=1, max=64, help="Requests per model, all at the same time.")] = 3,
 ) -> None:
     """Move real models' KV caches between two processes over NIXL and check what decode makes of them.
