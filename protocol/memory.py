@@ -132,7 +132,7 @@ class Memory:
         self.regions = Regions(kv_regions, tuple(aux_regions), regions)
         total = sum(region.items for region in self.regions.in_order())
         if total > ITEMS_MAX:  # they are numbered with int32, buffer after buffer
-            raise InvalidArgument("kv, aux, state", total, f"may have at most {ITEMS_MAX} items in all buffers together")
+            raise InvalidArgument("kv, aux, state", total, f"may have at most {ITEMS_MAX} items in all together")
         self._arrays = (kv, aux, state)
 
 

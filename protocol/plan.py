@@ -5,8 +5,9 @@ after item. The lists are prepared once per peer; a piece then only picks indice
 consecutive items on both sides, they are merged and the piece carries addresses instead.
 
 A piece is at most `piece_bytes` long (but at least one item), because the sender checks its lease before each piece.
-A position whose buffers do not fit into one piece together is split by buffers; only its last piece says that the
-position has landed, and it is posted after the others have settled, because nothing orders two writes.
+Of many pieces only some report, each for itself and those since the last report: a notification costs as much as a
+write. Such a piece is posted after the others have settled, because nothing orders two writes. The same goes for a
+position whose buffers do not fit one piece: it is split by buffers, and its last piece reports it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from .notify import PARTS_MAX, Part, PartKind
 Descriptors = npt.NDArray[np.uint64]
 MERGE_MIN = 4
 """Pieces carry addresses when merging leaves at most one descriptor per so many items."""
+REPORT_EVERY = 16
+"""Of the pieces of a large part, one in so many reports."""
+_NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
 class PartTable(NamedTuple):
@@ -109,7 +113,7 @@ class Transfer(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One bounded write. `parts` is what its notification reports (nothing for a split position but the last).
+    """One bounded write. `parts` is what its notification reports, with `ordered` also of pieces before it; none: none.
 
     source_memory, destination_memory: which lists it picks from. Either indices into the prepared lists (int32, equally
     long), or, where merging pays, descriptors of shape [n, 3] on both sides. `ordered`: post it after every earlier
@@ -128,16 +132,13 @@ class Piece(NamedTuple):
 
 
 class _Slice(NamedTuple):
-    """Some positions of a part, with the buffers of it that a piece covers."""
+    """Some positions of a part: what a small piece, or a share of one, is made of."""
 
     source_part: PartTable
     destination_part: PartTable
     source: Indices
     destination: Indices
-    report: Part | None
-    bytes: int
-    buffers: slice = slice(None)
-    ordered: bool = False
+    report: Part
 
 
 def pieces(
@@ -147,19 +148,23 @@ def pieces(
     pending: list[_Slice] = []
     room = piece_bytes
     for transfer in transfers:
-        for part in _slices(source, destination, transfer, piece_bytes):
-            alone = part.report is None or part.ordered
-            full = part.bytes > room or len(pending) == PARTS_MAX
-            if pending and (alone or full or not _same_lists(pending[0], part)):
-                yield _piece(pending)
-                pending, room = [], piece_bytes
+        kind, component, layout_component, first, items, targets = transfer
+        if not len(items):
+            continue
+        from_part, to_part = source.part(kind, layout_component), destination.part(kind, layout_component)
+        part = _Slice(from_part, to_part, items, targets, Part(kind, component, first, len(items)))
+        size = from_part.item_bytes * len(items)
+        full = size > room or len(pending) == PARTS_MAX  # a peer may ask for very many short intervals
+        if pending and (full or not _same_lists(pending[0], part)):
+            yield _small(pending)
+            pending, room = [], piece_bytes
+        if size > piece_bytes:
+            yield from _large(part, piece_bytes)
+        else:
             pending.append(part)
-            room -= part.bytes
-            if alone:
-                yield _piece(pending)
-                pending, room = [], piece_bytes
+            room -= size
     if pending:
-        yield _piece(pending)
+        yield _small(pending)
 
 
 def _same_lists(a: _Slice, b: _Slice) -> bool:
@@ -168,27 +173,47 @@ def _same_lists(a: _Slice, b: _Slice) -> bool:
     )  # fmt: skip
 
 
-def _slices(
-    source: DescriptorTable, destination: DescriptorTable, transfer: Transfer, piece_bytes: int
-) -> Iterator[_Slice]:
-    """A transfer cut into runs of positions that fit a piece; a position that does not fit is cut by buffers."""
-    kind, component, layout_component, first, items, targets = transfer
-    from_part, to_part = source.part(kind, layout_component), destination.part(kind, layout_component)
-    step = piece_bytes // max(from_part.item_bytes, 1)  # no buffers, no items: nothing below is reached
-    for at in range(0, len(items), step or 1):
-        some, where = items[at : at + (step or 1)], targets[at : at + (step or 1)]
-        report = Part(kind, component, first + at, len(some))
-        if step:
-            yield _Slice(from_part, to_part, some, where, report, from_part.item_bytes * len(some))
-            continue
-        cuts = _cuts(from_part.lengths, piece_bytes)
-        for start, stop in cuts:
-            last = stop == len(from_part.lengths)
-            size = int(from_part.lengths[start:stop].sum())
-            buffers, split = slice(start, stop), len(cuts) > 1
-            yield _Slice(
-                from_part, to_part, some, where, report if last else None, size, buffers, ordered=last and split
-            )
+def _large(part: _Slice, piece_bytes: int) -> Iterator[Piece]:
+    """A part that needs several pieces. One piece in `REPORT_EVERY` reports, for itself and those since the last."""
+    positions, item_bytes = len(part.source), part.source_part.item_bytes
+    step = piece_bytes // item_bytes
+    if not step:
+        for at in range(positions):
+            yield from _split(_cut(part, at, at + 1), piece_bytes)
+        return
+    if _merges([part]):
+        for at in range(0, positions, step):
+            yield _small([_cut(part, at, min(at + step, positions))])
+        return
+    # Item after item, so that a piece is a view of the whole and costs no arithmetic of its own.
+    ours = (part.source[:, None] + part.source_part.bases).reshape(-1)
+    theirs = (part.destination[:, None] + part.destination_part.bases).reshape(-1)
+    buffers, since = len(part.source_part.bases), 0
+    for number, at in enumerate(range(0, positions, step), start=1):
+        stop = min(at + step, positions)
+        reports = stop == positions or number % REPORT_EVERY == 0
+        indices = slice(at * buffers, stop * buffers)
+        parts = (part.report._replace(first=part.report.first + since, size=stop - since),) if reports else ()
+        size = item_bytes * (stop - at)
+        yield _indexed(part, parts, ours[indices], theirs[indices], size, ordered=reports and at > since)
+        since = stop if reports else since
+
+
+def _cut(part: _Slice, start: int, stop: int) -> _Slice:
+    report = part.report._replace(first=part.report.first + start, size=stop - start)
+    return part._replace(source=part.source[start:stop], destination=part.destination[start:stop], report=report)
+
+
+def _split(part: _Slice, piece_bytes: int) -> Iterator[Piece]:
+    """One position whose buffers do not fit a piece together: the last of its pieces reports it."""
+    lengths = part.source_part.lengths
+    cuts = _cuts(lengths, piece_bytes)
+    for start, stop in cuts:
+        last = stop == len(lengths)
+        ours = part.source_part.bases[start:stop] + part.source
+        theirs = part.destination_part.bases[start:stop] + part.destination
+        size = int(lengths[start:stop].sum())
+        yield _indexed(part, (part.report,) if last else (), ours, theirs, size, ordered=last and len(cuts) > 1)
 
 
 def _cuts(lengths: npt.NDArray[np.int64], piece_bytes: int) -> list[tuple[int, int]]:
@@ -203,63 +228,50 @@ def _cuts(lengths: npt.NDArray[np.int64], piece_bytes: int) -> list[tuple[int, i
     return [*cuts, (start, len(lengths))]
 
 
-def _piece(slices: list[_Slice]) -> Piece:
+def _indexed(
+    part: _Slice, parts: tuple[Part, ...], ours: Indices, theirs: Indices, size: int, *, ordered: bool = False
+) -> Piece:
+    return Piece(parts, part.source_part.memory, part.destination_part.memory, ours, theirs, None, None, size, ordered)
+
+
+def _small(slices: list[_Slice]) -> Piece:
+    """One piece of whole parts."""
     first = slices[0]
-    rows = _merged(slices)
-    source_rows, destination_rows = rows or (None, None)
-    if rows:
-        ours = theirs = first.source[:0]
-    elif len(slices) == 1:
-        ours, theirs = _indices(first)
-    else:
-        pairs = [_indices(part) for part in slices]
-        ours, theirs = np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
-    return Piece(
-        parts=tuple(part.report for part in slices if part.report is not None),
-        source_memory=first.source_part.memory,
-        destination_memory=first.destination_part.memory,
-        source_indices=ours,
-        destination_indices=theirs,
-        source_descriptors=source_rows,
-        destination_descriptors=destination_rows,
-        bytes=sum(part.bytes for part in slices),
-        ordered=first.ordered,
-    )
+    parts = tuple(part.report for part in slices)
+    size = sum(part.source_part.item_bytes * len(part.source) for part in slices)
+    if _merges(slices):
+        return _indexed(first, parts, _NO_INDICES, _NO_INDICES, size)._replace(
+            source_descriptors=np.concatenate([_rows(s.source_part, s.source, _runs(s)) for s in slices]),
+            destination_descriptors=np.concatenate(
+                [_rows(s.destination_part, s.destination, _runs(s)) for s in slices]
+            ),
+        )
+    # Buffer after buffer: neighbouring pages of one buffer stay neighbours, and the transport may still merge them.
+    ours = [(part.source_part.bases[:, None] + part.source).reshape(-1) for part in slices]
+    theirs = [(part.destination_part.bases[:, None] + part.destination).reshape(-1) for part in slices]
+    if len(slices) == 1:
+        return _indexed(first, parts, ours[0], theirs[0], size)
+    return _indexed(first, parts, np.concatenate(ours), np.concatenate(theirs), size)
 
 
-def _indices(part: _Slice) -> tuple[Indices, Indices]:
-    ours = part.source_part.bases[part.buffers, None] + part.source
-    theirs = part.destination_part.bases[part.buffers, None] + part.destination
-    return ours.ravel(), theirs.ravel()
-
-
-def _merged(slices: list[_Slice]) -> tuple[Descriptors, Descriptors] | None:
-    """Descriptors of merged runs, if merging leaves few enough of them; None otherwise."""
+def _merges(slices: list[_Slice]) -> bool:
+    """Whether merging consecutive positions leaves few enough descriptors to be worth while."""
     items = sum(len(part.source) for part in slices)
-    if items < MERGE_MIN:
-        return None
-    starts = [_run_starts(part.source, part.destination) for part in slices]
-    if sum(map(len, starts)) * MERGE_MIN > items:
-        return None
-    ours, theirs = [], []
-    for part, at in zip(slices, starts, strict=True):
-        counts = np.diff(at, append=len(part.source)).astype(np.uint64)
-        ours.append(_rows(part.source_part, part.buffers, part.source[at], counts))
-        theirs.append(_rows(part.destination_part, part.buffers, part.destination[at], counts))
-    return np.concatenate(ours), np.concatenate(theirs)
+    return items >= MERGE_MIN and sum(len(_runs(part)) for part in slices) * MERGE_MIN <= items
 
 
-def _run_starts(source: Indices, destination: Indices) -> npt.NDArray[np.intp]:
+def _runs(part: _Slice) -> npt.NDArray[np.intp]:
     """Where runs start that are consecutive on both sides."""
-    breaks = (np.diff(source) != 1) | (np.diff(destination) != 1)
+    breaks = (np.diff(part.source) != 1) | (np.diff(part.destination) != 1)
     return np.concatenate(([0], np.flatnonzero(breaks) + 1))
 
 
-def _rows(part: PartTable, buffers: slice, first: Indices, counts: npt.NDArray[np.uint64]) -> Descriptors:
+def _rows(part: PartTable, items: Indices, runs: npt.NDArray[np.intp]) -> Descriptors:
     """One row (address, length, device) per buffer and run."""
-    lengths = part.lengths[buffers, None].astype(np.uint64)
-    rows = np.empty((lengths.shape[0], len(first), 3), dtype=np.uint64)
-    rows[:, :, 0] = part.addresses[buffers, None] + first.astype(np.uint64) * lengths
+    counts = np.diff(runs, append=len(items)).astype(np.uint64)
+    lengths = part.lengths[:, None].astype(np.uint64)
+    rows = np.empty((lengths.shape[0], len(runs), 3), dtype=np.uint64)
+    rows[:, :, 0] = part.addresses[:, None] + items[runs].astype(np.uint64) * lengths
     rows[:, :, 1] = counts * lengths
     rows[:, :, 2] = part.device
     return rows.reshape(-1, 3)

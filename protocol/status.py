@@ -17,8 +17,21 @@ class Phase(enum.Enum):
     DONE = "DONE"
     FAILED = "FAILED"
 
+    @property
+    def meaning(self) -> str:
+        """One sentence for people; the specification prints it."""
+        return _MEANING[self]
+
 
 TERMINAL = frozenset({Phase.DONE, Phase.FAILED})
+_MEANING = {
+    Phase.METADATA: "The two sides do not both know of the room yet: a grant is not accepted, or has not arrived.",
+    Phase.KV: "Pages are open.",
+    Phase.AUX: "No page is open; the aux buffers are.",
+    Phase.STATE: "Neither pages nor aux are open; a state component is.",
+    Phase.DONE: "Every obligation is met: all bytes have landed (decode), all writes have settled (prefill).",
+    Phase.FAILED: "The room has ended with its first cause. Its memory may still be held: see the lease and the drain.",
+}
 
 
 class Status(enum.Enum):

@@ -58,12 +58,15 @@ Cells = dict[tuple[Phase, RoomEvent], tuple[RoomRow, ...]]
 
 
 def _advance(start: Phase, timer: Timer | None, done: tuple[Do, ...], first: tuple[Do, ...] = ()) -> list[RoomRow]:
-    """Rows from `start` to whatever phase the ledger now shows; the last one, DONE, is unguarded."""
-    rows: list[RoomRow] = []
-    for phase in _PHASES[_PHASES.index(start) :]:
+    """Rows from `start` to whatever later phase the ledger shows. The unguarded one stays: DONE has to be shown."""
+
+    def row(phase: Phase, guard: Guard | None) -> RoomRow:
         arming = (arm(timer),) if timer and phase is not Phase.METADATA else ()
-        rows.append(go(phase, *first, *arming, guard=_OPEN[phase]))
-    return [*rows, go(Phase.DONE, *first, Do.DISARM, *done)]
+        return go(phase, *first, *arming, guard=guard)
+
+    later = _PHASES[_PHASES.index(start) + 1 :]
+    met = go(Phase.DONE, *first, Do.DISARM, *done, guard=Guard.ALL_MET)
+    return [*(row(phase, _OPEN[phase]) for phase in later), met, row(start, None)]
 
 
 def _endings(cells: Cells, failed: tuple[Do, ...]) -> None:

@@ -248,8 +248,8 @@ class NixlTransport:
         """Collect the settled writes of one peer.
 
         Writes to one peer settle nearly in order, so while the oldest is in progress it is seldom worth looking at the
-        others. Each look that finds nothing doubles how many are looked at: a write behind one that is stuck is found
-        after a few calls.
+        others. A look that finds nothing doubles how many are looked at, one that finds something halves it: a write
+        behind one that is stuck is found after a few calls.
         """
         check, release, flying = self._check, self._release, peer.flying
         left, first = peer.looks, len(over)
@@ -268,7 +268,7 @@ class NixlTransport:
         if len(over) == first:
             peer.looks *= 2 if peer.looks < len(flying) else 1
             return
-        peer.looks = 1
+        peer.looks = peer.looks // 2 or 1
         for handle, _ in over[first:]:
             request = flying.pop(handle)
             try:

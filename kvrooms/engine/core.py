@@ -68,6 +68,7 @@ class Link:
         self.last_sent = 0.0
         self.ping = 0
         self.ping_sent = 0.0
+        self.answered = True
 
 
 class EngineCore:
@@ -88,6 +89,7 @@ class EngineCore:
         self.counters: Counter[str] = Counter()
         self._complaints: Counter[str] = Counter()
         self.closing = False
+        self.reported = False
         self.now = self.clock.now()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._links: dict[int, Link] = {}
@@ -181,17 +183,20 @@ class EngineCore:
             self.counters["frames of another incarnation"] += 1
             return
         link.last_heard = self.now
+        if link.up:
+            self._reached(link, received.floor)
         match received.body:
             case wire.Ping(sequence):
                 self._send(link, wire.Pong(sequence))
             case wire.Pong(sequence):
                 if sequence == link.ping:
+                    link.answered = True
                     self._confirmed(link)
             case wire.Goodbye(undrained) if link.up:
                 link.goodbye = True
                 self._left(link, undrained)
             case body if link.up:
-                self._frame(link, received.floor, body)
+                self._frame(link, body)
             case body:
                 self._handshake(link, received.source, received.target, body)
 
@@ -206,7 +211,10 @@ class EngineCore:
         if times & (times - 1) == 0:
             log.warning("%s: %s: %s (%d so far)", self.name, what, detail, times)
 
-    def _frame(self, link: Link, floor: int, body: wire.Body) -> None:
+    def _reached(self, link: Link, floor: int) -> None:
+        """What any frame of that peer, a heartbeat too, says about the grants that are over."""
+
+    def _frame(self, link: Link, body: wire.Body) -> None:
         """A frame of a peer whose handshake is complete."""
         raise NotImplementedError
 
@@ -275,8 +283,11 @@ class EngineCore:
         self._timers.arm(link, Alarm.HEARTBEAT, self.now + self.settings.heartbeat_s)
 
     def _ring(self, link: Link) -> None:
-        link.ping += 1
-        link.ping_sent = self.now
+        """Ping, with a new number if the last one was answered; what confirms is when a number was first sent."""
+        if link.answered:
+            link.answered = False
+            link.ping += 1
+            link.ping_sent = self.clock.now()
         self._send(link, wire.Ping(link.ping))
 
     def _alarm(self, owner: object, alarm: Alarm) -> None:

@@ -113,6 +113,7 @@ class DecodeCore(DecodeLinks):
                 case Do.REPORT:
                     phase = record.room.phase
                     record.watcher.ended(phase, record.failure, record.context)
+                    self.reported = True
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
                 case Do.FORGET:
                     del self._rooms[record.key]
@@ -262,7 +263,7 @@ class DecodeCore(DecodeLinks):
                 return
             self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
 
-    def _frame(self, link: Link, floor: int, body: wire.Body) -> None:
+    def _frame(self, link: Link, body: wire.Body) -> None:
         assert isinstance(link, DecodeLink)
         peer = link.peer
         assert peer is not None

@@ -26,6 +26,7 @@ class DecodeLinks(EngineCore):
         self._by_target: dict[Target, DecodeLink] = {}
         self._peers: dict[int, Peer] = {}
         self._tickets: dict[int, DecodeLink] = {}
+        self._first_grant = 1
 
     # -- what the other half does --------------------------------------------------------------------------------
 
@@ -69,16 +70,32 @@ class DecodeLinks(EngineCore):
         self._tickets[self.registry.lookup(*link.target)] = link
 
     def _found(self, link: DecodeLink, registration: Registration) -> None:
+        link.sought = registration.incarnation
+        for other in self._by_target.values():
+            reaches = other.incarnation if other.up else other.sought
+            if other.connection is not None and not other.dropped and reaches == link.sought:
+                self._share(link, other)
+                return
         link.trouble = f"{registration.address} does not answer"
         link.connection = self.channel.dial(registration.address)
         self._links[link.connection] = link
         self._timers.arm(link, Alarm.HANDSHAKE, self.now + self.settings.handshake_timeout_s)
 
+    def _share(self, link: DecodeLink, other: DecodeLink) -> None:
+        """Two targets name one engine, which keeps one connection per peer: the second uses that of the first."""
+        self._by_target[link.target] = other
+        held, link.held = link.held, {}
+        for grant in held:
+            if other.up:
+                self._send_metadata(other, grant)
+            else:
+                other.held[grant] = None
+
     def _redial(self, link: DecodeLink, trouble: str) -> None:
         """Try again after a pause, as long as somebody needs the link."""
         link.trouble = trouble
-        if self.closing or not (link.held or self._owes_aborts(link)):
-            self._by_target.pop(link.target, None)
+        if not (link.held or self._owes_aborts(link)):
+            self._by_target = {target: other for target, other in self._by_target.items() if other is not link}
             return
         self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
         link.backoff_s = min(link.backoff_s * 2, _REDIAL_MAX_S)
@@ -111,7 +128,7 @@ class DecodeLinks(EngineCore):
     def _welcomed(self, link: DecodeLink, incarnation: int, engine: str, agent: str) -> None:
         peer = self._peers.get(incarnation)
         if peer is None:
-            peer = self._peers[incarnation] = Peer(incarnation, engine, agent)
+            peer = self._peers[incarnation] = Peer(incarnation, engine, agent, self._first_grant)
         before, link.peer = link.peer, peer
         if before is not None and before is not peer:
             self._retire(before)
@@ -162,9 +179,12 @@ class DecodeLinks(EngineCore):
                 self._lease(grant, LeaseEvent.ACKED)
 
     def _retire(self, peer: Peer) -> None:
-        """Forget an incarnation that has no connection and no grant left."""
-        if peer.link is None and not peer.grants:
-            self._peers.pop(peer.incarnation, None)
+        """Forget an incarnation that has no connection and no grant left.
+
+        It may live, and come back: it remembers which of our grants are over, so none of their numbers is used again.
+        """
+        if peer.link is None and not peer.grants and self._peers.pop(peer.incarnation, None) is not None:
+            self._first_grant = max(self._first_grant, peer.next_grant)
 
     def _floor(self, link: Link) -> int:
         assert isinstance(link, DecodeLink)

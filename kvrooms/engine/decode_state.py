@@ -35,14 +35,14 @@ class Destination(NamedTuple):
 class Peer:
     """One incarnation of a prefill engine: the grants that it may still write to."""
 
-    def __init__(self, incarnation: int, engine: str, agent: str) -> None:
+    def __init__(self, incarnation: int, engine: str, agent: str, first_grant: int) -> None:
         self.incarnation = incarnation
         self.engine = engine
         self.agent = agent
         self.link: DecodeLink | None = None
         self.grants: dict[int, Grant] = {}
-        self.next_grant = 1
-        self._floor = 1
+        self.next_grant = first_grant
+        self._floor = first_grant
 
     @property
     def floor(self) -> int:
@@ -58,6 +58,7 @@ class DecodeLink(Link):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
+        self.sought = 0
         self.peer: Peer | None = None
         self.held: dict[Grant, None] = {}
         self.backoff_s = REDIAL_FIRST_S

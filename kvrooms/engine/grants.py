@@ -24,7 +24,7 @@ class GrantBook:
     """The grants of one decode incarnation that are over. Those that are live are the caller's business."""
 
     def __init__(self) -> None:
-        self.floor = 0
+        self.floor = 1
         self._over: Intervals = NOTHING
 
     def raise_floor(self, floor: int) -> None:
@@ -51,4 +51,5 @@ class GrantBook:
         return len(self._over) > GAPS_MAX
 
     def __len__(self) -> int:
-        return len(self._over)
+        """How many intervals are remembered apart from the one that begins at the floor."""
+        return sum(start != self.floor for start, _ in self._over)

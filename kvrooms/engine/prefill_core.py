@@ -21,7 +21,7 @@ from ..protocol.events import (
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
-from ..protocol.manifest import Declaration
+from ..protocol.manifest import Declaration, Manifest, counts_of
 from ..protocol.plan import DescriptorTable
 from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain, step_drain
@@ -64,7 +64,7 @@ class PrefillCore(PrefillPosting):
             return
         record.sends.append(send)
         self._step(record, Queued())
-        self._step(record, Declared(self._at_least(record, send)))
+        self._declare(record, send)
         if record.room.phase not in TERMINAL:
             for writer in record.writers:
                 writer.outbox.put(send)
@@ -79,20 +79,25 @@ class PrefillCore(PrefillPosting):
         if self._rooms.get(record.key) is record:
             self._step(record, Close(), Failure(Reason.ABORTED, "closed by its caller while it was open"))
 
-    def _at_least(self, record: PrefillRecord, send: Send) -> Declaration:
-        """The declaration of a send; more positions than a rank expects are a difference even before the last send."""
+    def _declare(self, record: PrefillRecord, send: Send) -> None:
+        """Compare a send with what each bound rank expects; to have sent more than that is a difference at any time."""
         declaration, pages = send.declaration, send.first_page + len(send.pages)
-        state = tuple(
-            (name, at + len(some)) for name, (at, some) in zip(self.layout.component_names, send.state, strict=False)
-        )
         for writer in record.writers:
             wanted = writer.wanted.manifest
-            expected = dict(wanted.state)
             if declaration.pages is None and pages > wanted.pages:
                 declaration = Declaration(pages, declaration.aux, declaration.state)
-            if declaration.state is None and any(reached > expected.get(name, 0) for name, reached in state):
-                declaration = Declaration(declaration.pages, declaration.aux, state)
-        return declaration
+            if declaration.state is None:
+                declaration = Declaration(declaration.pages, declaration.aux, self._too_much(send, wanted))
+        if declaration != Declaration():
+            self._step(record, Declared(declaration))
+
+    def _too_much(self, send: Send, wanted: Manifest) -> tuple[tuple[str, int], ...] | None:
+        """The counts of state if one is larger than wanted; those that are not yet are left as wanted."""
+        names, expected = self.layout.component_names, dict(wanted.state)
+        sent = {name: at + len(some) for name, (at, some) in zip(names, send.state, strict=False)}
+        if all(sent[name] <= expected.get(name, 0) for name in sent):
+            return None
+        return counts_of(names, tuple(max(sent[name], expected.get(name, 0)) for name in names))
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +145,7 @@ class PrefillCore(PrefillPosting):
                 case Do.REPORT:
                     phase = record.room.phase
                     record.watcher.ended(phase, record.failure, record.context)
+                    self.reported = True
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
                     self._maybe_freed(record)  # a room that was never bound has no drain to wait for
                 case Do.FORGET:
@@ -207,6 +213,9 @@ class PrefillCore(PrefillPosting):
             if bound.peer is not writer.peer:
                 self._refuse_grant(writer, f"{writer.key} is bound to {bound.peer.engine}")
                 return
+            if bound.number > writer.number:
+                self._refuse_grant(writer, f"{writer.key} is bound to a newer grant ({bound.number})")
+                return
             detail = f"decode asked again for {writer.key} (grant {writer.number})"
             self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
             record = None
@@ -220,6 +229,8 @@ class PrefillCore(PrefillPosting):
         writer.record = record
         record.writers[writer] = None
         self._step(record, Bound(0, writer.wanted.manifest))
+        if record.sends and record.room.phase not in TERMINAL:
+            self._declare(record, record.sends[-1])  # it may be too much already
         if record.room.phase not in TERMINAL:
             for send in record.sends:
                 writer.outbox.put(send)
@@ -227,11 +238,17 @@ class PrefillCore(PrefillPosting):
 
     def _park(self, writer: Writer) -> None:
         peer, settings = writer.peer, self.settings
+        if self.closing:
+            self._refuse_grant(writer, "the engine is being closed")
+            return
         if peer.parked >= settings.parked_per_peer or self._parked_total >= settings.parked_total:
             self._refuse_grant(writer, f"{writer.key} is not open here, and too many such grants wait already")
             return
-        for earlier in [other for other in self._parked.get(writer.key, ()) if other.peer is peer]:
-            self._refuse_grant(earlier, f"decode asked again for {writer.key} (grant {writer.number})")
+        for other in [other for other in self._parked.get(writer.key, ()) if other.peer is peer]:
+            older, newer = sorted((other, writer), key=lambda one: one.number)
+            self._refuse_grant(older, f"decode asked again for {writer.key} (grant {newer.number})")
+            if older is writer:
+                return
         peer.parked += 1
         self._parked_total += 1
         self._parked.setdefault(writer.key, {})[writer] = None
@@ -319,9 +336,11 @@ class PrefillCore(PrefillPosting):
 
     # -- input ---------------------------------------------------------------------------------------------------
 
-    def _frame(self, link: Link, floor: int, body: wire.Body) -> None:
+    def _reached(self, link: Link, floor: int) -> None:
+        self._peers[link.incarnation].book.raise_floor(floor)
+
+    def _frame(self, link: Link, body: wire.Body) -> None:
         peer = self._peers[link.incarnation]
-        peer.book.raise_floor(floor)
         match body:
             case wire.Metadata():
                 self._metadata(peer, body)

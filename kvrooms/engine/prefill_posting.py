@@ -16,8 +16,7 @@ from .core import Ports
 from .prefill_links import PrefillLinks
 from .prefill_state import Posted, PrefillPeer, PrefillRecord, Writer
 
-_QUIET_S = 0.0003
-"""Shorter than a decode engine polls after its last input (`spin_s`): whoever is not rung for is still awake."""
+_BYTES_PER_TURN = 4 * 2**20
 
 
 class PrefillPosting(PrefillLinks):
@@ -49,8 +48,9 @@ class PrefillPosting(PrefillLinks):
             self._ready.append(writer)
 
     def _work(self) -> bool:
-        """Post pieces, taking turns among the grants, until about one piece's worth of bytes has been posted."""
-        budget, settings, worked, blocked = self.settings.piece_bytes, self.settings, False, 0
+        """Post pieces, taking turns among the grants; after some bytes, look at the ports again."""
+        settings, worked, blocked = self.settings, False, 0
+        budget = _BYTES_PER_TURN
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
             writer = self._ready.popleft()
             piece = writer.outbox.peek(writer.wanted) if writer.drain.state is Drain.OPEN else None
@@ -70,16 +70,24 @@ class PrefillPosting(PrefillLinks):
 
     def _may_post(self, peer: PrefillPeer) -> bool:
         """The lease check before each post: has decode confirmed lately that it counts us among the living?"""
-        now = self.clock.now()
-        if peer.link is None or now > peer.lease_until:
-            return False
-        if now - max(peer.last_post, peer.link.last_sent) > _QUIET_S:
-            self._ring(peer.link)  # decode may be asleep on its socket: nothing else tells it that bytes come
+        return peer.link is not None and self.clock.now() <= peer.lease_until
+
+    def _rouse(self, peer: PrefillPeer) -> None:
+        """Decode may be asleep on its socket, and neither a notification nor a write wakes it: ring.
+
+        Within half its `linger_s` after it last heard of us it is awake; a needless ring costs more than a write.
+        """
+        link = peer.link
+        quiet_s = self.settings.linger_s / 2
+        if link is not None and self.clock.now() - max(peer.last_notified, link.last_sent) > quiet_s:
+            self._ring(link)
             self.channel.flush()
-        return True
 
     def _post(self, writer: Writer, piece: Piece) -> None:
         writer.outbox.take()
+        following = writer.outbox.peek(writer.wanted)
+        if piece.parts or (following is not None and following.ordered):
+            self._rouse(writer.peer)  # so that it sees the report, or so that these writes settle before the next
         message = notify.encode(writer.number, writer.token, piece.parts) if piece.parts else b""
         try:
             handle = self.transport.post(writer.peer.agent, piece, message)
@@ -88,7 +96,8 @@ class PrefillPosting(PrefillLinks):
                 failure = Failure(Reason.SEND_ERROR, str(error)[:DETAIL_MAX])
                 self._fail(writer.record, On.POST_ERROR, failure)
             return
-        writer.peer.last_post = self.clock.now()  # after it: on some transports the copy happens inside the post
+        if message:
+            writer.peer.last_notified = self.clock.now()  # after it: on some transports the post is the copy
         self._drain(writer, DrainEvent.POSTED)
         if handle is None:
             self._settled(writer, piece, None)

@@ -31,7 +31,7 @@ class PrefillPeer:
         self.table: DescriptorTable | None = None
         self.lease_until = 0.0
         self.parked = 0
-        self.last_post = 0.0
+        self.last_notified = 0.0
         self.gone = False
 
 

@@ -64,8 +64,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parked_total: _Count = 65_536
     """The most METADATA that prefill keeps for all peers' rooms not opened yet. At least `parked_per_peer`."""
 
-    piece_bytes: _Bytes = 1 << 20
-    """The most bytes in one post: what can still land after the last look at a lease."""
+    piece_bytes: _Bytes = 4 << 20
+    """The most bytes in one post (one item at least): what can still land after the last look at a lease."""
 
     inflight_bytes: _Bytes = 64 << 20
     """The most bytes posted and not settled, over all rooms of an engine. At least `piece_bytes`."""
@@ -73,8 +73,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     registry_ttl_s: _Seconds = 30.0
     """How long a registration lives without being renewed; it is renewed every third of that."""
 
-    spin_s: _MaybeSeconds = 0.0005
-    """How long the engine's thread polls after the last progress before it begins to sleep between looks."""
+    spin_s: _MaybeSeconds = 0.0003
+    """How long the engine's thread polls without a pause after something happened."""
+
+    linger_s: _MaybeSeconds = 0.02
+    """For how long after that it looks every 0.1 ms or so, before it sleeps on its sockets. At least `spin_s`."""
 
     idle_poll_s: _Seconds = 0.002
     """The longest sleep of the engine's thread while transfers are outstanding (NIXL wakes nobody)."""
@@ -98,6 +101,7 @@ _ORDER = (
     ("abort_retry_s", "abort_retry_max_s"),
     ("parked_per_peer", "parked_total"),
     ("piece_bytes", "inflight_bytes"),
+    ("spin_s", "linger_s"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Protocol
 from .core import EngineCore
 
 log = logging.getLogger("kvrooms.engine")
+_BLINK_S = 50e-6
+"""Between two looks shortly after something happened. Waking a thread that sleeps on a socket costs far more: on a busy
+machine the kernel likes to wake it on the very core of whoever wrote to the socket, and takes that core away."""
 _LONGEST_SLEEP_S = 10.0
 _LONGEST_BLIND_S = 0.02
 
@@ -86,8 +90,13 @@ class EngineThread:
                 return
             if busy:
                 active = now
-            elif now - active > settings.spin_s and not core.has_input:
+                if core.reported:  # a caller was woken: let it have the core and the interpreter
+                    core.reported = False
+                    os.sched_yield()
+            elif now - active > settings.linger_s and not core.has_input:
                 channel.wait(self._nap(now - active))
+            elif now - active > settings.spin_s:
+                time.sleep(_BLINK_S)
 
     def _nap(self, idle_s: float) -> float:
         """How long to sleep: until the next alarm, and not past the next look at a transport that wakes nobody.

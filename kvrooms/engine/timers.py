@@ -61,14 +61,16 @@ class Timers:
         """Remove and return the alarms whose deadline has passed, in the order of their ticks."""
         fired: list[tuple[object, Alarm]] = []
         while self._heap and self._heap[0] * TICK_S <= now:
-            for key in self._buckets.pop(heapq.heappop(self._heap), ()):
+            tick = heapq.heappop(self._heap)
+            for key in self._buckets.pop(tick):
                 entry = self._entries[key]
-                if entry[0] <= now:
+                moved = math.ceil(entry[0] / TICK_S)
+                if moved > tick:  # it was moved later since; ticks are compared: times may differ in their last bit
+                    entry[1] = moved
+                    self._put(key, moved)
+                else:
                     del self._entries[key]
                     fired.append(key)
-                else:  # it was moved later since
-                    entry[1] = math.ceil(entry[0] / TICK_S)
-                    self._put(key, int(entry[1]))
         return fired
 
     def next_deadline(self) -> float | None:

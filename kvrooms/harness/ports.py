@@ -115,6 +115,8 @@ class SimChannel:
         return connection
 
     def _connect(self, connection: int, address: str) -> None:
+        if self.dead:
+            return
         listener = self._world.listeners.get(address)
         if listener is None or listener.dead:
             self._event(Closed(connection, CloseCause.UNREACHABLE, f"nobody listens at {address}"))
@@ -150,10 +152,16 @@ class SimChannel:
             far.channel._event(FrameIn(far.connection, frame))  # noqa: SLF001
 
     def close(self, connection: int) -> None:
-        """See `ControlChannel.close`."""
-        self.flush()
-        self._world.later((self, connection), lambda: self._end(connection, CloseCause.PEER_CLOSED))
+        """See `ControlChannel.close`. What is handed over with it arrives with it, whatever may happen to frames."""
+        last = [frame for at, frame in self._queued if at == connection]
+        self._queued = [(at, frame) for at, frame in self._queued if at != connection]
+        self._world.later((self, connection), lambda: self._leave(connection, last))
         self._event(Closed(connection, CloseCause.LOCAL, ""))
+
+    def _leave(self, connection: int, last: list[bytes]) -> None:
+        for frame in last:
+            self._deliver(connection, frame)
+        self._end(connection, CloseCause.PEER_CLOSED)
 
     def cut(self, cause: CloseCause) -> None:
         """Every connection ends; both ends see `cause`."""
@@ -182,7 +190,7 @@ class SimChannel:
         self._world.wake()
 
 
-class _Write:
+class Write:
     """A posted write: how many of its descriptors have not landed."""
 
     def __init__(self, handle: int, left: int) -> None:
@@ -203,6 +211,7 @@ class SimTransport:
         self._settled: list[Settlement] = []
         self._arrived: list[Arrival] = []
         self._dead = False
+        self._killed = False
         self.post_error = ""
         world.agents[agent] = self
 
@@ -258,7 +267,7 @@ class SimTransport:
         else:
             sources = self._lists[id(self._table)][piece.source_memory][piece.source_indices]
             targets = self._lists[id(self._peers[agent])][piece.destination_memory][piece.destination_indices]
-        write = _Write(self._world.number(), len(sources))
+        write = Write(self._world.number(), len(sources))
         self._writes.add(write.handle)
         for (source, length, _), (destination, _, _) in zip(sources.tolist(), targets.tolist(), strict=True):
             self._world.later(
@@ -269,8 +278,10 @@ class SimTransport:
         return write.handle
 
     def _land(
-        self, write: _Write, source: int, destination: int, length: int, target: SimTransport, notification: bytes
+        self, write: Write, source: int, destination: int, length: int, target: SimTransport, notification: bytes
     ) -> None:
+        if self._killed:
+            return
         if target._dead:
             self._over(write, "the peer is gone")
             return
@@ -287,7 +298,7 @@ class SimTransport:
         self._arrived.append(arrival)
         self._world.wake()
 
-    def _over(self, write: _Write, error: str | None) -> None:
+    def _over(self, write: Write, error: str | None) -> None:
         if write.handle in self._writes:
             self._writes.discard(write.handle)
             self._settled.append(Settlement(write.handle, error))
@@ -304,8 +315,8 @@ class SimTransport:
         return arrived
 
     def kill(self) -> None:
-        """The process is gone."""
-        self._dead = True
+        """The process is gone, and with it what it had posted and not written yet."""
+        self._dead = self._killed = True
 
     def close(self) -> None:
         """See `Transport.close`."""

@@ -25,7 +25,7 @@ from ..engine.settings import EngineSettings
 from ..protocol.identity import agent_name
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration
-from .ports import SimChannel, SimClock, SimIds, SimRegistry, SimTransport
+from .ports import SimChannel, SimClock, SimIds, SimRegistry, SimTransport, Write
 
 STEPS_MAX = 200_000
 
@@ -35,11 +35,16 @@ class Stuck(AssertionError):
 
 
 class Faults(NamedTuple):
-    """What may happen to messages on the control channel, as probabilities per frame; `reorder` per connection."""
+    """What may go wrong.
+
+    drop, repeat: probabilities per frame on the control channel. reorder: its frames come in any order. delay: where
+    timers run, the probability per step that time passes first, so that anything may be slower than any timer.
+    """
 
     drop: float = 0.0
     repeat: float = 0.0
     reorder: bool = False
+    delay: float = 0.0
 
 
 class _Lane:
@@ -61,6 +66,8 @@ class World:
         self.registry: dict[tuple[str, str], Registration] = {}
         self.listeners: dict[str, SimChannel] = {}
         self.agents: dict[str, SimTransport] = {}
+        self.writes_held = False
+        """While true, no posted write lands."""
         self._lanes: dict[object, _Lane] = {}
         self._runners: list[SimRunner] = []
         self._numbers = 0
@@ -73,7 +80,7 @@ class World:
     def later(self, lane: object, action: Callable[[], None], *, ordered: bool = True) -> None:
         """Let `action` happen at some step; things of one ordered lane keep their order."""
         found = self._lanes.get(lane)
-        if found is None:
+        if found is None or not found.queue:
             found = self._lanes[lane] = _Lane(ordered=ordered)
         found.queue.append(action)
 
@@ -125,7 +132,7 @@ class World:
         for _ in range(STEPS_MAX):
             if until():
                 return
-            if not self._step() and not (timers and self._pass_time()):
+            if not self.step(timers=timers):
                 if until():
                     return
                 raise Stuck(self._state())
@@ -133,16 +140,22 @@ class World:
 
     def settle(self) -> None:
         """Let everything happen that can happen without a timer."""
-        while self._step():
+        while self.step():
             pass
+
+    def step(self, *, timers: bool = False) -> bool:
+        """Let one thing happen, drawn from all that can; with `timers`, if there is none, let time pass. False: nothing."""
+        if timers and self.faults.delay and self.random.random() < self.faults.delay and self._pass_time():
+            return True
+        return self._step() or (timers and self._pass_time())
 
     def _step(self) -> bool:
         self.steps += 1
         runners = [runner for runner in self._runners if runner.turning and runner.woken]
-        lanes = [lane for lane in self._lanes.values() if lane.queue]
+        lanes = self._open_lanes()
         choices = len(runners) + len(lanes)
         if not choices:
-            self._lanes.clear()
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
             return sum(runner.turn() for runner in self._runners if runner.turning) > 0
         chosen = self.random.randrange(choices)
         if chosen < len(runners):
@@ -153,6 +166,11 @@ class World:
             lane.queue.rotate(self.random.randrange(len(lane.queue)))
         lane.queue.popleft()()
         return True
+
+    def _open_lanes(self) -> list[_Lane]:
+        if self.writes_held:
+            return [lane for key, lane in self._lanes.items() if lane.queue and not isinstance(key, Write)]
+        return [lane for lane in self._lanes.values() if lane.queue]
 
     def _pass_time(self) -> bool:
         deadlines = [runner.core.next_deadline() for runner in self._runners if runner.turning]
@@ -178,15 +196,15 @@ class World:
     def kill(self, name: str) -> None:
         """kill -9: the engine turns no more, its agent is gone, its connections are closed by its kernel."""
         for runner in self._runners:
-            if runner.core.name == name and runner.turning:
-                runner.turning = False
+            if runner.core.name == name and not runner.gone:
+                runner.turning, runner.gone = False, True
                 runner.transport.kill()
                 runner.channel.kill()
 
     def stall(self, name: str, *, stalled: bool = True) -> None:
         """SIGSTOP or SIGCONT: the engine turns no more, or again; whatever it posted goes on."""
         for runner in self._runners:
-            if runner.core.name == name:
+            if runner.core.name == name and not runner.gone:
                 runner.turning = not stalled
 
 
@@ -205,6 +223,7 @@ class SimRunner:
         self.channel = channel
         self.transport = transport
         self.turning = True
+        self.gone = False
         self.woken = True
         self._world = world
         self._finish = finish
@@ -231,5 +250,5 @@ class SimRunner:
         self.woken = True
         world.run(lambda: (self.core.closing and not self.core.undrained) or world.now > end, timers=True)
         self._finish()
-        self.turning = False
+        self.turning, self.gone = False, True
         return True

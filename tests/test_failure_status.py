@@ -1,0 +1,93 @@
+"""Reasons are a closed set with words; the first cause wins; a status only moves forward."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from mutants import Mutant, dies, named
+
+from kvrooms.protocol import events, failure, status
+from kvrooms.protocol.events import DEADLINE_REASON, Timer
+from kvrooms.protocol.failure import Failure, Reason
+from kvrooms.protocol.status import Phase, Status
+
+
+def test_every_reason_has_its_own_words() -> None:
+    assert len(Reason) == 16
+    assert len({reason.meaning for reason in Reason}) == len(Reason)
+    assert all(reason.meaning.endswith(".") and reason.value == reason.name.lower() for reason in Reason)
+
+
+def test_what_may_be_tried_again() -> None:
+    final = {reason for reason in Reason if not reason.retryable}
+    assert final == {
+        Reason.MISMATCH,
+        Reason.HANDSHAKE_REFUSED,
+        Reason.PROTOCOL,
+        Reason.ABORTED,
+        Reason.PEER_ABORTED,
+    }
+    assert Failure(Reason.SHUTDOWN).retryable
+    assert not Failure(Reason.MISMATCH, "pages: 3 and 4").retryable
+
+
+def test_the_peer_sees_my_abort_as_the_peers() -> None:
+    assert Reason.ABORTED.mirrored is Reason.PEER_ABORTED
+    assert all(reason.mirrored is reason for reason in Reason if reason is not Reason.ABORTED)
+    assert all(reason.mirrored.retryable == reason.retryable for reason in Reason)
+
+
+def test_a_failure_speaks() -> None:
+    assert str(Failure(Reason.MISMATCH, "pages: 3 and 4", "peer")) == "mismatch (peer): pages: 3 and 4"
+    assert str(Failure(Reason.SHUTDOWN)) == f"shutdown (local): {Reason.SHUTDOWN.meaning}"
+
+
+def check_first_cause() -> None:
+    def rank(reason: Reason) -> int:
+        return {Reason.SEND_ERROR: 0, Reason.TRANSPORT_ERROR: 1, Reason.PEER_FAILED: 3}.get(reason, 2)
+
+    for one, two in itertools.permutations(Reason, 2):
+        causes = [Failure(one), Failure(two)]
+        expected = causes[0] if rank(one) <= rank(two) else causes[1]  # among equals the one delivered first
+        assert failure.first_cause(causes) is expected
+    only = Failure(Reason.PEER_FAILED)
+    assert failure.first_cause([only]) is only
+
+
+def test_the_first_cause() -> None:
+    check_first_cause()
+
+
+@named(
+    [
+        Mutant(failure, "first_cause", "min(", "max("),
+        Mutant(failure, "first_cause", "3 if cause.reason is Reason.PEER_FAILED else 2", "2"),
+        Mutant(failure, "first_cause", "3 if cause", "0 if cause"),
+    ]
+)
+def test_mutants_of_the_first_cause_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    dies(check_first_cause)
+
+
+def test_status_of_every_phase() -> None:
+    found = {(phase, moved): status.status_of(phase, moved) for phase in Phase for moved in (False, True)}
+    for moved in (False, True):
+        assert found[Phase.METADATA, moved] is Status.BOOTSTRAPPING
+        assert found[Phase.DONE, moved] is Status.DONE
+        assert found[Phase.FAILED, moved] is Status.FAILED
+        for phase in (Phase.KV, Phase.AUX, Phase.STATE):
+            assert found[phase, moved] is (Status.TRANSFERRING if moved else Status.WAITING)
+    assert {one for one in Status if one.terminal} == {Status.DONE, Status.FAILED}
+
+
+def test_every_room_deadline_has_its_reason() -> None:
+    assert set(DEADLINE_REASON) == set(Timer) - {Timer.ABORT_RETRY}
+    assert {reason.value for reason in DEADLINE_REASON.values()} == {f"deadline_{t.value}" for t in DEADLINE_REASON}
+    assert all(reason.retryable for reason in DEADLINE_REASON.values())
+
+
+def test_commands_speak() -> None:
+    assert str(events.Command(events.Do.ARM, Timer.CAP)) == "ARM(CAP)"
+    assert str(events.Command(events.Do.FREE)) == "FREE"
