@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import cast
+from collections.abc import Mapping
+from typing import TypeAlias, cast
 
 import msgspec
 
 from ..protocol.errors import InvalidArgument
-from ..protocol.identity import check_int, room_key
-from ..protocol.manifest import derive, page_indices
+from ..protocol.identity import RoomKey, check_int, room_key
+from ..protocol.manifest import Indices, derive, page_indices
 from ..protocol.manifest import state_indices as spelled
 from ..protocol.memory import Memory
 from ..protocol.registration import check_bootstrap, check_instance, check_rank
@@ -20,11 +21,13 @@ from .handle import Room
 from .host import Assembly, Engine
 from .settings import EngineSettings, load_settings
 
+Claimed: TypeAlias = tuple[Indices, int, tuple[Indices, ...]]
+
 
 class DecodeRoom(Room):
     """A room on the decode side."""
 
-    claimed: tuple[object, ...] | None = None
+    claimed: Claimed | None = None
 
 
 class DecodeEngine(Engine):
@@ -95,18 +98,22 @@ class DecodeEngine(Engine):
         handle = DecodeRoom(self, key)
         record = DecodeRecord(key, settings, 0.0, target, manifest, Destination(destination_pages, slot, owed), handle)
         handle.record = record
+        self._admit(handle, key, (destination_pages, slot, indices))
+        self._submit(cast(DecodeCore, self._core).open, record)
+        return handle
+
+    def _admit(self, handle: DecodeRoom, key: RoomKey, items: Claimed) -> None:
+        """Take the room's key and its items, all or none. Raises InvalidArgument and EngineClosed."""
         with self.lock:
             self._check_open()
             self._claims.take_key(key)
             try:
-                self._claims.take(destination_pages, slot, indices)
+                self._claims.take(*items)
             except InvalidArgument:
                 self._claims.drop_key(key)
                 raise
             self._open_rooms.add(handle)
-        handle.claimed = (destination_pages, slot, indices)
-        self._submit(cast(DecodeCore, self._core).open, record)
-        return handle
+            handle.claimed = items
 
     def peer_fenced(self, engine: str) -> None:
         """The orchestrator's word that every process named `engine` is fenced: its writes can land no more.
@@ -136,13 +143,13 @@ class DecodeEngine(Engine):
 _ROOM_TIMEOUTS = ("bootstrap_timeout_s", "waiting_timeout_s", "queued_timeout_s", "moving_timeout_s", "cap_timeout_s")
 
 
-def room_settings(settings: EngineSettings, timeouts: dict[str, float]) -> EngineSettings:
+def room_settings(settings: EngineSettings, timeouts: Mapping[str, object]) -> EngineSettings:
     """The engine's settings with a room's own deadlines. Raises InvalidArgument naming the argument."""
     if not timeouts:
         return settings
     for name, value in timeouts.items():
         if name not in _ROOM_TIMEOUTS:
             raise InvalidArgument(name, value, f"is no argument of open(); timeouts are {', '.join(_ROOM_TIMEOUTS)}")
-        if not 0 < value < float("inf"):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise InvalidArgument(name, value, "must be a positive number of seconds")
     return msgspec.structs.replace(settings, **timeouts)

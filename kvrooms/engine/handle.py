@@ -58,7 +58,7 @@ class _Gate:
             pass
 
     def wait(self, timeout: float | None) -> bool:
-        return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        return self._lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
 
 
 class _Moment:

@@ -229,8 +229,8 @@ class PrefillCore(PrefillPosting):
         writer.record = record
         record.writers[writer] = None
         self._step(record, Bound(0, writer.wanted.manifest))
-        if record.sends and record.room.phase not in TERMINAL:
-            self._declare(record, record.sends[-1])  # it may be too much already
+        if record.sends and record.sends[-1].declaration == Declaration() and record.room.phase not in TERMINAL:
+            self._declare(record, record.sends[-1])  # not the last one, but it may be too much already
         if record.room.phase not in TERMINAL:
             for send in record.sends:
                 writer.outbox.put(send)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration, format_address, parse_address
 from .core import EngineCore, Ports
-from .host import Assembly, Runner
+from .host import Assembly
 from .settings import EngineSettings
 from .thread import EngineThread
 
@@ -25,12 +25,13 @@ def assemble(
     advertise: str | None = None,
     registry: str | None = None,
 ) -> Assembly:
-    """The parts of an engine on real ports. listen: where prefill takes connections; registry: where it registers
-    (None: it serves its own). Raises TransportError, OSError, InvalidArgument; nothing is left behind then.
+    """The parts of an engine. listen: where prefill takes connections; registry: where it registers (None: its own).
+
+    Raises TransportError, OSError, InvalidArgument; nothing is left behind then.
     """
     from ..protocol.identity import agent_name
     from ..transport.nixl import NixlTransport
-    from ..transport.registry import HttpRegistry, RegistryServer
+    from ..transport.registry import HttpRegistry
     from ..transport.system import SystemClock, SystemIds
     from ..transport.tcp import TcpChannel
 
@@ -49,41 +50,42 @@ def assemble(
         if listen is not None:
             host, port = parse_address(channel.address)
             address = format_address(advertise or host, port)
-            bootstrap = registry or ""
-            if registry is None:
-                server = RegistryServer(host=listen[0], port=0)
-                undo.append(server.close)
-                bootstrap = server.start()
-            registration = Registration(
-                instance=name,
-                rank=0,
-                address=address,
-                incarnation=incarnation,
-                page_size=memory.layout.page_size,
-                layout_digest=memory.layout.digest.hex(),
-                ttl_s=settings.registry_ttl_s,
-            )
-            finder.announce(bootstrap, registration)
-        ports = Ports(
-            name=name,
-            incarnation=incarnation,
-            layout=memory.layout,
-            regions=memory.regions,
-            settings=settings,
-            transport=transport,
-            channel=channel,
-            registry=finder,
-            clock=SystemClock(),
-            ids=ids,
-        )
+            bootstrap = _serve_registry(listen[0], undo) if registry is None else registry
+            finder.announce(bootstrap, _registration(name, memory, settings, address, incarnation))
     except BaseException:
         _release(undo)
         raise
+    layout, regions = memory.layout, memory.regions
+    ports = Ports(
+        name=name, incarnation=incarnation, layout=layout, regions=regions, settings=settings, transport=transport,
+        channel=channel, registry=finder, clock=SystemClock(), ids=ids,
+    )  # fmt: skip
 
-    def runner(core: EngineCore, finish: Callable[[], None]) -> Runner:
+    def runner(core: EngineCore, finish: Callable[[], None]) -> EngineThread:
         return EngineThread(core, channel, finish)
 
     return Assembly(ports, source, runner, lambda: _release(undo), address, bootstrap)
+
+
+def _serve_registry(host: str, undo: list[Callable[[], None]]) -> str:
+    """Serve a registry in this process; its URL."""
+    from ..transport.registry import RegistryServer
+
+    server = RegistryServer(host=host, port=0)
+    undo.append(server.close)
+    return server.start()
+
+
+def _registration(name: str, memory: Memory, settings: EngineSettings, address: str, incarnation: int) -> Registration:
+    return Registration(
+        instance=name,
+        rank=0,
+        address=address,
+        incarnation=incarnation,
+        page_size=memory.layout.page_size,
+        layout_digest=memory.layout.digest.hex(),
+        ttl_s=settings.registry_ttl_s,
+    )
 
 
 def _release(undo: list[Callable[[], None]]) -> None:

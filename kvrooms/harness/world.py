@@ -144,7 +144,7 @@ class World:
             pass
 
     def step(self, *, timers: bool = False) -> bool:
-        """Let one thing happen, drawn from all that can; with `timers`, if there is none, let time pass. False: nothing."""
+        """Let one thing happen, drawn from all that can; with `timers`, else let time pass. False: nothing did."""
         if timers and self.faults.delay and self.random.random() < self.faults.delay and self._pass_time():
             return True
         return self._step() or (timers and self._pass_time())
