@@ -9,7 +9,7 @@ import pytest
 from nixl_support import LAYOUT, PAGES, STATES, Side, arrive, counted, indexed, merged, region, settle
 
 from kvrooms.protocol.errors import PeerGone, TransportError
-from kvrooms.protocol.layout import BufferSpec, Layout, Region, Regions
+from kvrooms.protocol.layout import AuxSpec, BufferSpec, Layout, Region, Regions
 from kvrooms.protocol.notify import PartKind
 from kvrooms.protocol.plan import Transfer, pieces
 from kvrooms.transport.nixl import NixlTransport
@@ -157,7 +157,8 @@ def test_metadata_of_another_agent_is_refused_and_forgotten():
         name, blob, layout, regions = b.describe()
         with pytest.raises(TransportError, match="not that of c"):
             a.transport.add_peer("c", blob, layout, regions)
-        # It was undone: under its own name it is welcome.
+        assert not a.transport._wrapper.check_remote_metadata(name)
+        # Under its own name it is welcome.
         a.transport.add_peer(name, blob, layout, regions)
         a.transport.post("b", indexed([0], [0]), b"x")
         assert arrive(b.transport, a.transport, 1) == [("a", b"x")]
@@ -186,6 +187,7 @@ def test_regions_that_are_not_registered_are_refused_and_can_be_corrected():
         longer = Regions(tuple(Region(one.address, 10**8) for one in regions.kv), regions.aux, regions.state)
         with pytest.raises(TransportError, match="not registered"):
             a.transport.add_peer(name, blob, layout, longer)
+        assert not a.transport._wrapper.check_remote_metadata(name)
         a.transport.add_peer(name, blob, layout, regions)
         a.transport.post("b", indexed([0], [0]), b"x")
         assert arrive(b.transport, a.transport, 1) == [("a", b"x")]
@@ -216,12 +218,13 @@ def test_memory_is_registered_once_and_device_memory_not_without_a_device(pair):
     transport = NixlTransport("no-device")
     try:
         array = np.zeros((4, 64), np.uint8)
-        layout = Layout(16, (BufferSpec(0, "k", 64, "uint8"),), (), ())
+        layout = Layout(16, (BufferSpec(0, "k", 64, "uint8"),), (AuxSpec("ids", 64, "uint8"),), ())
         if not os.path.exists("/dev/nvidia0"):  # noqa: PTH110
             with pytest.raises(TransportError, match="VRAM"):
-                transport.register(layout, Regions((Region(array.ctypes.data, 4, "VRAM", 0),), (), ()))
+                transport.register(layout, Regions((region(array),), (Region(array.ctypes.data, 4, "VRAM"),), ()))
+            assert not transport._registered
         # What failed left nothing behind.
-        transport.register(layout, Regions((region(array),), (), ()))
+        transport.register(layout, Regions((region(array),), (region(array),), ()))
         assert transport.backend == "nixl/UCX"
     finally:
         transport.close()

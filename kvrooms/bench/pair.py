@@ -129,6 +129,10 @@ class Pair:
         of_prefill, of_decode = gather(children, limit_s)
         return of_prefill, of_decode
 
+    def pids(self) -> tuple[int, int]:
+        """The process ids of both."""
+        return self.prefill.process.pid, self.decode.process.pid
+
     def floor_run(self, rooms: int, in_flight: int) -> Run:
         """One run of the floor."""
         self.prefill.ask("floor.serve", RUN_LIMIT_S)

@@ -7,6 +7,7 @@ parent: a thread sits on the pipe, and its end is the end.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import queue
 import signal
@@ -108,6 +109,7 @@ def _listen(pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tupl
 def main(role: str, descriptor: int) -> None:
     """Answer calls (method, arguments) with (True, result) or (False, traceback), until the call `close`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
+    logging.basicConfig(level=logging.WARNING, format=f"{role}: %(message)s")  # what an engine complains of is seen
     pipe: Connection[Any, Any] = Connection(descriptor)
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, calls), name="bench-parent", daemon=True).start()

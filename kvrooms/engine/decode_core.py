@@ -319,11 +319,11 @@ class DecodeCore(DecodeLinks):
     @property
     def undrained(self) -> int:
         """How many leases are not released."""
-        return sum(len(peer.grants) for peer in self._peers.values())
+        return sum(len(peer.grants) for peer in list(self._peers.values()))
 
     def quarantined(self) -> Iterator[DecodeRecord]:
         """The rooms whose ranges are quarantined."""
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             yield from (grant.record for grant in peer.grants.values() if grant.lease is Lease.QUARANTINED)
 
     def tables(self) -> dict[str, int]:

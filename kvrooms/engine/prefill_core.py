@@ -374,7 +374,7 @@ class PrefillCore(PrefillPosting):
     @property
     def undrained(self) -> int:
         """How many grants have writes that have not settled."""
-        return sum(len(peer.drains) for peer in self._peers.values())
+        return sum(len(peer.drains) for peer in list(self._peers.values()))
 
     def tables(self) -> dict[str, int]:
         """See `EngineCore.tables`."""
@@ -383,7 +383,7 @@ class PrefillCore(PrefillPosting):
             "rooms": len(self._rooms),
             "peers": len(self._peers),
             "grants": self.undrained,
-            "void": sum(len(peer.book) for peer in self._peers.values()),
+            "void": sum(len(peer.book) for peer in list(self._peers.values())),
             "parked": self._parked_total,
             "ready": len(self._ready),
             "posted": len(self._posted),
