@@ -70,7 +70,7 @@ docs-spec: $(STAMP) ## Write docs/spec.md from the running tables
 	@timeout 60 $(BIN)/kvrooms spec > build/spec.md.new && mv build/spec.md.new docs/spec.md
 
 tests: $(STAMP) ## Tests; every branch of protocol/ and statemachine/ must be reached
-	timeout 900 $(BIN)/pytest --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)
+	timeout 900 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)
 
 check-deep: $(STAMP) ## The long versions of the tests
 	timeout 3600 $(BIN)/pytest -m "deep or not deep" --hypothesis-profile=kvrooms-deep --timeout=900 $(PYTEST_ARGS)
