@@ -44,7 +44,11 @@ class TransportError(KvroomsError):
     """A transfer could not be posted or did not complete."""
 
 
-class PeerGone(TransportError):
+class UncertainWrite(TransportError):
+    """A write failed when it was started: some of its bytes may be under way, and land later if the peer lives."""
+
+
+class PeerGone(UncertainWrite):
     """The transport reports that the peer is not reachable any more."""
 
 

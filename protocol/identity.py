@@ -4,7 +4,7 @@
 |---|---|---|---|
 | room | 63 bits | the router | one request's transfer; 0 is legal |
 | attempt | 32 bits | the caller, equal on all ranks of both sides | which try of that request |
-| grant | 64 bits | decode, dense and increasing per pair of engine incarnations, from 1 | one METADATA |
+| grant | 64 bits | decode, dense and increasing per pair of engine incarnations | one METADATA |
 | token | 64 bits, random | decode, one per grant | a stranger cannot forge completion blindly |
 | incarnation | 64 bits, random, not 0 | each engine at its start | one life of one engine |
 

@@ -158,7 +158,7 @@ def test_the_fences_hold_without_a_mutant() -> None:
         Mutant(GrantBook, "verdict", "grant < self.floor or ", ""),
         Mutant(GrantBook, "end", "if grant >= self.floor:", "if False:"),
         Mutant(PrefillCore, "_aborted", "self._over(peer, body.grant)", "pass"),
-        Mutant(PrefillCore, "_reached", "self._peers[link.incarnation].book.raise_floor(floor)", "pass"),
+        Mutant(PrefillCore, "_reached", "peer.book.raise_floor(floor)", "pass"),
         Mutant(PrefillPosting, "_may_post", "self.clock.now() <= peer.lease_until", "True"),
         Planted("a network's time-out is a proof", proof(decode_links, CloseCause.TIMED_OUT)),
         Mutant(DecodeLinks, "_welcomed", "self._lease(grant, LeaseEvent.LINK_UP)", "pass"),

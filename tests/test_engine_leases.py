@@ -16,6 +16,7 @@ from engine_peers import HandPrefill
 from kvrooms import InvalidArgument, Status
 from kvrooms.engine.decode import DecodeRoom
 from kvrooms.engine.prefill import PrefillRoom
+from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.ports import Write
 from kvrooms.harness.world import Faults
@@ -214,34 +215,64 @@ def check_fence(seed: int) -> None:
 # -- errors of the transport -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["at the post", "later"])
-def test_a_write_that_fails_fails_both_sides_and_frees_both(when: str) -> None:
+def fail_a_write(bench: Bench, *, at_the_post: bool) -> None:
+    transport = bench.prefill._core.transport
+    if at_the_post:
+        transport.post_error = "no more descriptors"
+        return
+    bench.world.writes_held = True
+    bench.settle()
+    write = next(lane for lane in bench.world._lanes if isinstance(lane, Write))
+    del bench.world._lanes[write]
+    transport._over(write, "cable out")
+    bench.world.writes_held = False
+
+
+def assert_failed_alike(receiver: DecodeRoom, sender: PrefillRoom, reason: Reason) -> None:
+    assert sender.failure is not None
+    assert receiver.failure is not None
+    assert (sender.failure.reason, sender.failure.origin) == (reason, "local")
+    assert (receiver.failure.reason, receiver.failure.origin) == (reason, "peer")
+    assert receiver.failure.detail == sender.failure.detail
+
+
+def test_a_write_that_cannot_be_posted_fails_both_sides_and_frees_both() -> None:
     for seed in range(10):
         bench = Bench(seed, settings=SMALL)
-        transport = bench.prefill._core.transport
         other, other_sender = start(bench, room=1)
         bench.finish(other, other_sender)
         receiver, sender = start(bench)
-        if when == "at the post":
-            transport.post_error = "no more descriptors"
-        else:
-            bench.world.writes_held = True
-            bench.settle()
-            write = next(lane for lane in bench.world._lanes if isinstance(lane, Write))
-            del bench.world._lanes[write]
-            transport._over(write, "cable out")
-            bench.world.writes_held = False
+        fail_a_write(bench, at_the_post=True)
         bench.finish(receiver, sender)
-        assert sender.failure is not None
-        assert receiver.failure is not None
-        reason = Reason.SEND_ERROR if when == "at the post" else Reason.TRANSPORT_ERROR
-        assert (sender.failure.reason, sender.failure.origin) == (reason, "local")
-        assert (receiver.failure.reason, receiver.failure.origin) == (reason, "peer")
-        assert receiver.failure.detail == sender.failure.detail
-        transport.post_error = ""
+        assert_failed_alike(receiver, sender, Reason.SEND_ERROR)
+        bench.prefill._core.transport.post_error = ""
         for room in (receiver, sender, other, other_sender):
             room.close()
         bench.settle()
         assert bench.world.now == 0
         serve_another(bench)
         bench.check_clean()
+
+
+def test_a_write_that_fails_later_keeps_the_destination_until_the_writer_is_gone() -> None:
+    """Bytes that it had under way may still land, so nobody promises that they will not."""
+    for seed in range(10):
+        bench = Bench(seed, settings=SMALL)
+        receiver, sender = start(bench)
+        fail_a_write(bench, at_the_post=False)
+        bench.finish(receiver, sender)
+        assert_failed_alike(receiver, sender, Reason.TRANSPORT_ERROR)
+        receiver.close()
+        sender.close()
+        bench.settle()
+        assert sender.memory_free
+        assert not receiver.memory_free
+        bench.world.kill(bench.prefill.name)
+        bench.settle()
+        assert receiver.memory_free
+
+
+def test_a_mutant_that_acknowledges_a_grant_in_doubt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefillCore, "_doubt", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_a_write_that_fails_later_keeps_the_destination_until_the_writer_is_gone()

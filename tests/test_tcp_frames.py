@@ -115,6 +115,11 @@ def test_a_malformed_length_ends_the_connection(raw, length):
     (closed,) = of(Closed, pump(lambda e: of(Closed, e), server))
     assert closed[:2] == (number, CloseCause.BAD_FRAME)
     assert str(length) in closed.detail
+    # Our end of it would look like our death: it stays until whoever knows what we have posted lets go of it.
+    stranger.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        stranger.recv(1)
+    server.close(number)
     stranger.settimeout(20)
     try:
         assert stranger.recv(1) == b""

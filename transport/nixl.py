@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..protocol.errors import KvroomsError, PeerGone, TransportError
+from ..protocol.errors import KvroomsError, PeerGone, TransportError, UncertainWrite
 from ..protocol.layout import Layout, Regions, check_regions
 from ..protocol.plan import DescriptorTable, Piece
 from .ports import Arrival, Settlement
@@ -193,7 +193,8 @@ class NixlTransport:
     def post(self, agent: str, piece: Piece, notification: bytes) -> int | None:
         """Post a write; `notification` (empty: none) becomes visible to the peer no earlier than all its bytes.
 
-        Returns its handle, or None when it has settled already. Raises PeerGone or TransportError.
+        Returns its handle, or None when it has settled already. Raises UncertainWrite,
+        PeerGone or TransportError.
         """
         peer = self._peers.get(agent)
         if peer is None or peer.removed:
@@ -217,7 +218,7 @@ class NixlTransport:
         except (*self._errors, KeyError) as error:
             if request:
                 self._discard(request)
-            raise self._failure(agent, error) from error
+            raise self._failure(agent, error, started=request > 0) from error
         if status == _IN_PROGRESS:
             handle = self._next_handle = self._next_handle + 1
             peer.flying[handle] = request
@@ -226,7 +227,7 @@ class NixlTransport:
             return handle
         self._discard(request)
         if status != _DONE:
-            raise TransportError(f"NIXL could not post a write to {agent}: status {status}")
+            raise UncertainWrite(f"NIXL could not post a write to {agent}: status {status}")
         return None
 
     def settled(self) -> Sequence[Settlement]:
@@ -292,12 +293,12 @@ class NixlTransport:
             return _NOTHING
         return [Arrival(agent, message) for agent, messages in notifications.items() for message in messages]
 
-    def _failure(self, agent: str, error: Exception) -> TransportError:
+    def _failure(self, agent: str, error: Exception, *, started: bool = True) -> TransportError:
         if isinstance(error, self._disconnected):
             return PeerGone(f"NIXL has lost {agent}: {error}")
         if isinstance(error, KeyError):
             return TransportError(f"a write to {agent} names memory that is not registered: {error}")
-        return TransportError(f"NIXL failed a write to {agent}: {error}")
+        return (UncertainWrite if started else TransportError)(f"NIXL failed a write to {agent}: {error}")
 
     def _discard(self, request: int) -> None:
         """Release a request that is not in progress, now or later."""

@@ -23,7 +23,10 @@ class Arrival(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """A posted write that is over: its handle, and what went wrong (None: its bytes have landed)."""
+    """A posted write that is over: its handle, and what went wrong (None: its bytes have landed).
+
+    One that went wrong may have bytes under way that land later if the peer lives.
+    """
 
     handle: int
     error: str | None
@@ -55,7 +58,8 @@ class Transport(Protocol):
     def post(self, agent: str, piece: Piece, notification: bytes) -> int | None:
         """Post a write; `notification` (empty: none) becomes visible to the peer no earlier than all its bytes.
 
-        Returns its handle, or None when it has settled already. Raises TransportError or PeerGone: nothing was posted.
+        Returns its handle, or None when it has settled already. Raises UncertainWrite
+        or PeerGone if bytes may be under way all the same, TransportError if nothing was posted.
         """
 
     def settled(self) -> Sequence[Settlement]:
@@ -123,7 +127,11 @@ class ControlChannel(Protocol):
         """Hand everything that is queued to the network, as far as it takes it."""
 
     def close(self, connection: int) -> None:
-        """Close a connection after what is queued was handed over. Idempotent."""
+        """Close a connection after what is queued was handed over. Idempotent.
+
+        After Closed with OVERFLOW or BAD_FRAME the peer still sees an open connection until this is called: its end
+        would look like the end of our process.
+        """
 
     def poll(self) -> Sequence[ChannelEvent]:
         """What happened since the last call."""

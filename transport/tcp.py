@@ -40,6 +40,8 @@ _BACKLOG_LIMIT = 2 * FRAME_MAX
 _READS_PER_POLL = 16  # of one chunk each, so that one talkative peer does not starve the others
 _ACCEPTS_PER_POLL = 64
 _LINGER_S = 2.0
+_OURS = (CloseCause.OVERFLOW, CloseCause.BAD_FRAME)
+"""Ends that we decide while both processes live: the socket stays until its owner calls `close`."""
 _CLOSE_ALL_S = 0.5
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -62,6 +64,7 @@ class TcpChannel:
         self._numbers = itertools.count(1)
         self._links: dict[int, Link] = {}
         self._lingering: set[Link] = set()
+        self._held: dict[int, Link] = {}
         self._dirty: dict[Link, None] = {}
         self._events: list[ChannelEvent] = []
         self._resolved: deque[tuple[int, list[Target], str]] = deque()
@@ -125,6 +128,9 @@ class TcpChannel:
 
         Closed(LOCAL) is reported at once. The socket lives on for some seconds at most; what arrives is ignored.
         """
+        held = self._held.pop(connection, None)
+        if held is not None:
+            self._forget(held)
         link = self._links.get(connection)
         if link is None:
             return
@@ -156,7 +162,8 @@ class TcpChannel:
                 self._connect(waiting, words)
         if self._lingering:
             now = time.monotonic()
-            for late in [link for link in self._lingering if now > link.until]:
+            # One with words that the peer has not taken keeps its socket: without them its end would be misread.
+            for late in [link for link in self._lingering if now > link.until and not link.queued]:
                 self._forget(late)
         events = self._events
         if events:
@@ -177,8 +184,9 @@ class TcpChannel:
         while self._lingering and (left := end - time.monotonic()) > 0:
             self._selector.select(left)
             self.poll()
-        for link in list(self._lingering):
+        for link in [*self._lingering, *self._held.values()]:
             self._forget(link)
+        self._held.clear()
         self._events = []
         self._selector.close()
         self._bell.close()
@@ -266,7 +274,7 @@ class TcpChannel:
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 self._turn_away()
             return False
-        if len(self._links) + len(self._lingering) >= self._max_connections:
+        if len(self._links) + len(self._lingering) + len(self._held) >= self._max_connections:
             self.refused += 1
             made.close()
             return True
@@ -362,7 +370,17 @@ class TcpChannel:
     def _end(self, link: Link, cause: CloseCause, detail: str) -> None:
         if self._links.pop(link.number, None) is not None:
             self._events.append(Closed(link.number, cause, detail))
+            if cause in _OURS and link.opened and link.socket is not None:
+                self._hold(link)
+                return
         self._forget(link)
+
+    def _hold(self, link: Link) -> None:
+        """Keep the socket without looking at it: the peer would take its end for the end of our process."""
+        self._dirty.pop(link, None)
+        link.discard()
+        link.watch(self._selector, 0)
+        self._held[link.number] = link
 
     def _forget(self, link: Link) -> None:
         self._lingering.discard(link)

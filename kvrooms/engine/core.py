@@ -249,6 +249,11 @@ class EngineCore:
                 "%s: connection to %s ended: %s %s", self.name, link.engine or "?", event.cause.value, event.detail
             )
         self._lost(link, event)
+        self._let_go(link, event.connection)
+
+    def _let_go(self, link: Link, connection: int) -> None:
+        """Our end of a connection that is over may be closed; a peer may read our death into that."""
+        self.channel.close(connection)
 
     def _lost(self, link: Link, event: Closed) -> None:
         """A connection is over, in whatever state its handshake was."""

@@ -281,12 +281,16 @@ class PrefillCore(PrefillPosting):
         if peer.book.overfull and peer.link is not None:
             self._drop(peer.link, "too many gaps in its grants")
 
+    def _acknowledge(self, peer: PrefillPeer, number: int) -> None:
+        """Promise that nothing of the grant is posted and nothing will land; not if one of its writes has failed."""
+        if peer.link is not None and number not in peer.doubtful:
+            self._send(peer.link, wire.Ack(number))
+
     def _aborted(self, peer: PrefillPeer, body: wire.Abort) -> None:
         writer = peer.drains.get(body.grant)
         if writer is None:
             self._over(peer, body.grant)  # also one that was never seen: its METADATA must find it void
-            if peer.link is not None:
-                self._send(peer.link, wire.Ack(body.grant))
+            self._acknowledge(peer, body.grant)
             return
         if writer.record is not None:
             self._fail(writer.record, On.PEER_FAILED, Failure(body.reason, body.detail, "peer"))
@@ -313,7 +317,7 @@ class PrefillCore(PrefillPosting):
         for do, _timer in row.commands:
             match do:
                 case Do.SEND_ACK:
-                    self._tell(writer, wire.Ack(writer.number))
+                    self._acknowledge(writer.peer, writer.number)
                 case Do.FREE:
                     self._drained(writer)
                 case _:
@@ -337,7 +341,10 @@ class PrefillCore(PrefillPosting):
     # -- input ---------------------------------------------------------------------------------------------------
 
     def _reached(self, link: Link, floor: int) -> None:
-        self._peers[link.incarnation].book.raise_floor(floor)
+        peer = self._peers[link.incarnation]
+        peer.book.raise_floor(floor)
+        if peer.doubtful:
+            peer.doubtful = {number for number in peer.doubtful if number >= floor}
 
     def _frame(self, link: Link, body: wire.Body) -> None:
         peer = self._peers[link.incarnation]

@@ -90,6 +90,14 @@ class PrefillLinks(EngineCore):
         self._void_all(peer, Failure(Reason.PEER_LOST, f"{peer.engine}: {event.cause.value}"))
         self._retire(peer)
 
+    def _let_go(self, link: Link, connection: int) -> None:
+        """Decode takes the end of our connection for our death and uses its ranges again: not before the last write."""
+        peer = self._peers.get(link.incarnation)
+        if peer is not None and peer.link is None and (peer.drains or peer.doubtful) and not peer.gone:
+            peer.kept.append(connection)
+        else:
+            self.channel.close(connection)
+
     def _retire(self, peer: PrefillPeer) -> None:
         """Let go of a peer that has no connection, once none of its writes is in flight.
 
@@ -98,13 +106,16 @@ class PrefillLinks(EngineCore):
         """
         if peer.link is not None or peer.drains:
             return
+        while peer.kept and (peer.gone or not peer.doubtful):
+            self.channel.close(peer.kept.pop())
         self.transport.remove_peer(peer.agent)
         peer.table = None
         if peer.gone:
             self._peers.pop(peer.incarnation, None)
         elif len(self._peers) > _UNPROVEN_MAX:
-            absent = [i for i, other in self._peers.items() if other.link is None and not other.drains]
-            del self._peers[absent[0]]
+            absent = [i for i, other in self._peers.items() if not (other.link or other.drains or other.doubtful)]
+            for incarnation in absent[:1]:
+                del self._peers[incarnation]
 
     def _confirmed(self, link: Link) -> None:
         peer = self._peers.get(link.incarnation)
@@ -113,4 +124,4 @@ class PrefillLinks(EngineCore):
 
     def _undrained_of(self, link: Link) -> tuple[int, ...]:
         peer = self._peers.get(link.incarnation)
-        return tuple(peer.drains) if peer is not None and peer.link is link else ()
+        return (*peer.drains, *peer.doubtful) if peer is not None and peer.link is link else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ..protocol import notify
-from ..protocol.errors import TransportError
+from ..protocol.errors import TransportError, UncertainWrite
 from ..protocol.events import DrainEvent, PrefillEvent, Settled
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
@@ -92,6 +92,8 @@ class PrefillPosting(PrefillLinks):
         try:
             handle = self.transport.post(writer.peer.agent, piece, message)
         except TransportError as error:
+            if isinstance(error, UncertainWrite):
+                self._doubt(writer)
             if writer.record is not None:
                 failure = Failure(Reason.SEND_ERROR, str(error)[:DETAIL_MAX])
                 self._fail(writer.record, On.POST_ERROR, failure)
@@ -105,8 +107,19 @@ class PrefillPosting(PrefillLinks):
             self._posted[handle] = Posted(writer, piece)
             self._posted_bytes += piece.bytes
 
+    def _doubt(self, writer: Writer) -> None:
+        """A write has failed. Its source is free, but its grant is never acknowledged.
+
+        Seen with UCX over TCP: what a failed write had under way still lands if the peer lives. It lands in ranges that
+        decode keeps quarantined, until this process is gone or was fenced.
+        """
+        writer.peer.doubtful.add(writer.number)
+        self.counters["grants in doubt"] += 1
+
     def _settled(self, writer: Writer, piece: Piece, error: str | None) -> None:
         record = writer.record
+        if error is not None:
+            self._doubt(writer)
         self._drain(writer, DrainEvent.SETTLED)
         if record is None:
             return

@@ -33,6 +33,8 @@ class PrefillPeer:
         self.parked = 0
         self.last_notified = 0.0
         self.gone = False
+        self.kept: list[int] = []
+        self.doubtful: set[int] = set()
 
 
 class Writer:

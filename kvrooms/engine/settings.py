@@ -55,7 +55,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     abort_retry_max_s: _Seconds = 5.0
     """The longest pause between two tries of the same ABORT. At least `abort_retry_s`."""
 
-    parked_ttl_s: _Seconds = 30.0
+    parked_ttl_s: _Seconds = 20.0
     """How long prefill keeps a METADATA for a room that its caller has not opened yet, before refusing it."""
 
     parked_per_peer: _Count = 4096
