@@ -193,8 +193,7 @@ class NixlTransport:
     def post(self, agent: str, piece: Piece, notification: bytes) -> int | None:
         """Post a write; `notification` (empty: none) becomes visible to the peer no earlier than all its bytes.
 
-        Returns its handle, or None when it has settled already. Raises UncertainWrite,
-        PeerGone or TransportError.
+        Returns its handle, or None when it has settled already. Raises UncertainWrite, PeerGone or TransportError.
         """
         peer = self._peers.get(agent)
         if peer is None or peer.removed:
