@@ -85,7 +85,7 @@ class PrefillPosting(PrefillLinks):
 
     def _post(self, writer: Writer, piece: Piece) -> None:
         writer.outbox.take()
-        following = writer.outbox.peek(writer.wanted)
+        following = None if piece.parts else writer.outbox.peek(writer.wanted)
         if piece.parts or (following is not None and following.ordered):
             self._rouse(writer.peer)  # so that it sees the report, or so that these writes settle before the next
         message = notify.encode(writer.number, writer.token, piece.parts) if piece.parts else b""

@@ -64,7 +64,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parked_total: _Count = 65_536
     """The most METADATA that prefill keeps for all peers' rooms not opened yet. At least `parked_per_peer`."""
 
-    piece_bytes: _Bytes = 4 << 20
+    piece_bytes: _Bytes = 16 << 20
     """The most bytes in one post (one item at least): what can still land after the last look at a lease."""
 
     inflight_bytes: _Bytes = 64 << 20
@@ -73,7 +73,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     registry_ttl_s: _Seconds = 30.0
     """How long a registration lives without being renewed; it is renewed every third of that."""
 
-    spin_s: _MaybeSeconds = 0.0003
+    spin_s: _MaybeSeconds = 0.001
     """How long the engine's thread polls without a pause after something happened."""
 
     linger_s: _MaybeSeconds = 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ _BLINK_S = 50e-6
 """Between two looks shortly after something happened. Waking a thread that sleeps on a socket costs far more: on a busy
 machine the kernel likes to wake it on the very core of whoever wrote to the socket, and takes that core away."""
 _LONGEST_SLEEP_S = 10.0
+_PR_SET_TIMERSLACK = 29
 _LONGEST_BLIND_S = 0.02
 
 
@@ -38,6 +40,9 @@ class EngineThread:
         self._finish = finish
         self._deadline: float | None = None
         self._fault: BaseException | None = None
+        self._blinking = False
+        self._nudge = threading.Lock()
+        self._nudge.acquire()
         self._thread = threading.Thread(target=self._run, name=f"kvrooms-{core.name}", daemon=True)
 
     def start(self) -> None:
@@ -46,6 +51,11 @@ class EngineThread:
 
     def wake(self) -> None:
         """The core has input. Any thread."""
+        if self._blinking:
+            try:
+                self._nudge.release()
+            except RuntimeError:  # somebody else has just done it; at worst one blink too many ends at once
+                pass
         self._channel.wake()
 
     @property
@@ -72,6 +82,7 @@ class EngineThread:
             self._core.shutdown()
 
     def _run(self) -> None:
+        _sleep_precisely()
         try:
             self._turn()
         except BaseException as error:
@@ -96,7 +107,14 @@ class EngineThread:
             elif now - active > settings.linger_s and not core.has_input:
                 channel.wait(self._nap(now - active))
             elif now - active > settings.spin_s:
-                time.sleep(_BLINK_S)
+                self._blink()
+
+    def _blink(self) -> None:
+        """Sleep for a moment, or until `wake`."""
+        self._blinking = True
+        if not self._core.has_input:
+            self._nudge.acquire(timeout=_BLINK_S)
+        self._blinking = False
 
     def _nap(self, idle_s: float) -> float:
         """How long to sleep: until the next alarm, and not past the next look at a transport that wakes nobody.
@@ -109,3 +127,11 @@ class EngineThread:
         if core.listening or self._deadline is not None:
             nap = min(nap, core.settings.idle_poll_s + idle_s / 8, _LONGEST_BLIND_S)
         return nap
+
+
+def _sleep_precisely() -> None:
+    """Linux lets a thread's short sleeps last 50 us longer, to save wake-ups; a blink would last twice as long."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)  # nanoseconds, this thread only
+    except (OSError, AttributeError):
+        pass
