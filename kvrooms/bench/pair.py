@@ -16,6 +16,7 @@ from .shapes import Shape
 START_LIMIT_S = 120.0
 RUN_LIMIT_S = 120.0
 _GRACE_S = 5.0
+_REST_S = 0.2
 
 
 class BenchError(Exception):
@@ -134,7 +135,8 @@ class Pair:
         return self.prefill.process.pid, self.decode.process.pid
 
     def floor_run(self, rooms: int, in_flight: int) -> Run:
-        """One run of the floor."""
+        """One run of the floor, once the engines have gone to sleep: they look around for a while after a run."""
+        time.sleep(_REST_S)
         self.prefill.ask("floor.serve", RUN_LIMIT_S)
         self.decode.ask("floor_run", rooms, in_flight, RUN_LIMIT_S)
         _, run = gather([self.prefill, self.decode], 2 * RUN_LIMIT_S)
