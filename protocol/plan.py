@@ -27,6 +27,8 @@ MERGE_MIN = 4
 """Pieces carry addresses when merging leaves at most one descriptor per so many items."""
 REPORT_EVERY = 16
 """Of the pieces of a large part, one in so many reports."""
+MERGE_FROM = 64
+"""Parts of fewer items are not looked at: finding their runs costs more than merging saves (NIXL merges neighbours too)."""
 _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
@@ -257,7 +259,7 @@ def _small(slices: list[_Slice]) -> Piece:
 def _merges(slices: list[_Slice]) -> bool:
     """Whether merging consecutive positions leaves few enough descriptors to be worth while."""
     items = sum(len(part.source) for part in slices)
-    return items >= MERGE_MIN and sum(len(_runs(part)) for part in slices) * MERGE_MIN <= items
+    return items >= MERGE_FROM and sum(len(_runs(part)) for part in slices) * MERGE_MIN <= items
 
 
 def _runs(part: _Slice) -> npt.NDArray[np.intp]:

@@ -24,6 +24,11 @@ Row = tuple[int, int, int]
 MEMORIES: list[Literal["DRAM", "VRAM"]] = ["DRAM", "VRAM"]
 
 
+@pytest.fixture(autouse=True)
+def _look_for_runs_in_small_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MERGE_FROM", plan.MERGE_MIN)
+
+
 class Case(NamedTuple):
     """Two sides of one layout, and what is to be moved."""
 
