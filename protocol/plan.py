@@ -28,7 +28,7 @@ MERGE_MIN = 4
 REPORT_EVERY = 16
 """Of the pieces of a large part, one in so many reports."""
 MERGE_FROM = 64
-"""Parts of fewer items are not looked at: finding their runs costs more than merging saves (NIXL merges neighbours too)."""
+"""Smaller parts are not looked at: finding runs costs more than merging saves, and NIXL merges neighbours itself."""
 _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
