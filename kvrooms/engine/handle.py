@@ -119,6 +119,7 @@ class Room:
         self._gone = _Moment()
         self._surfaced = False
         self.record: Any = None
+        self.key_free = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._key} {self._phase.value}>"

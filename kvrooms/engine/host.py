@@ -122,7 +122,9 @@ class Engine:
         """See `Room.close`."""
         record = room.record
         if record is not None:
-            self._submit(self._core.close_room, record)  # type: ignore[attr-defined]
+            with self.lock:  # whoever opens the same room again from here on comes after this in the inbox
+                self._give_key_back(room)
+                self._submit(self._core.close_room, record)  # type: ignore[attr-defined]
 
     def room_freed(self, room: Room) -> None:
         """See `Desk.room_freed`."""
@@ -130,8 +132,14 @@ class Engine:
     def room_forgotten(self, room: Room) -> None:
         """See `Desk.room_forgotten`."""
         with self.lock:
-            self._claims.drop_key(room._key)  # noqa: SLF001
+            self._give_key_back(room)
             self._open_rooms.discard(room)
+
+    def _give_key_back(self, room: Room) -> None:
+        """Let the room's key be used again, once: a second time it may be another room's. The lock is held."""
+        if not room.key_free:
+            room.key_free = True
+            self._claims.drop_key(room._key)  # noqa: SLF001
 
     # -- inside --------------------------------------------------------------------------------------------------
 
