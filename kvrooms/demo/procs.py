@@ -92,7 +92,8 @@ class Children:
         self._running[name] = process
         self._errors[name] = deque(maxlen=_STDERR_LINES)
         for target in (self._hear, self._keep_errors):
-            thread = threading.Thread(target=target, args=(name, process), name=f"kvrooms-demo-{name}", daemon=True)
+            label = f"{name}{target.__name__}"
+            thread = threading.Thread(target=target, args=(name, process), name=label, daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -114,7 +115,10 @@ class Children:
             return None
 
     def last_words(self, name: str) -> str:
-        """The last lines of a child's standard error."""
+        """The last lines of the standard error of a child that has ended; they may come a moment after its end."""
+        for thread in self._threads:
+            if thread.name == f"{name}{self._keep_errors.__name__}":
+                thread.join(_GRACE_S)
         return "\n".join(self._errors.get(name, ()))
 
     def pids(self) -> dict[str, int]:
