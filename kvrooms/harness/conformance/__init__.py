@@ -1,0 +1,1 @@
+"""The properties, put to any implementation that offers a `Subject`."""

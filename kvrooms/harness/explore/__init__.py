@@ -1,0 +1,1 @@
+"""Exhaustive exploration of the running tables: every interleaving of small configurations."""
