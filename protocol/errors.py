@@ -53,11 +53,17 @@ class PeerGone(UncertainWrite):
 
 
 class RoomFailed(KvroomsError):
-    """A room ended in FAILED. `failure` is its first cause; `context` holds what failed after it."""
+    """A room ended in FAILED. `failure` is its first cause; `context` holds what failed after it.
 
-    def __init__(self, where: str, failure: Failure, context: tuple[Failure, ...] = ()) -> None:
+    met: which obligations were met all the same (`Room.met`), None when that is not known.
+    """
+
+    def __init__(
+        self, where: str, failure: Failure, context: tuple[Failure, ...] = (), met: object | None = None
+    ) -> None:
         self.failure = failure
         self.context = context
+        self.met = met
         super().__init__(f"{where}: {failure}")
 
 

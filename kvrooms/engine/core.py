@@ -341,6 +341,7 @@ class Record:
         self.settings = settings
         self.opened = opened
         self.progressed = False
+        self.progressed_at = opened
         self.bytes = 0
         self.failure: Failure | None = None
         self.context: list[Failure] = []

@@ -26,6 +26,8 @@ from ..statemachine.ledger import within
 from ..statemachine.memory import Lease, step_lease
 from ..statemachine.rooms import DECODE_ROOM, step_decode
 from ..statemachine.table import Kind
+from . import account
+from .account import Met
 from .core import Link, Ports, log_end
 from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
@@ -44,7 +46,7 @@ class DecodeCore(DecodeLinks):
 
     def open(self, record: DecodeRecord) -> None:
         """Open a room: its key is not in use, its ranges are the room's alone (the caller has checked both)."""
-        record.opened = self.now
+        record.opened = record.progressed_at = self.now
         self._rooms[record.key] = record
         record.grants = (Grant(record, 0, record.manifest, self.ids.token()),)
         record.unreleased = len(record.grants)
@@ -84,7 +86,7 @@ class DecodeCore(DecodeLinks):
         if row.kind is Kind.FAIL:
             record.failure = failure
         elif isinstance(event, Landed):
-            record.progressed = True
+            record.progressed, record.progressed_at = True, self.now
         if room.phase not in TERMINAL:
             record.watcher.moved(room.phase, record.progressed)
         elif before not in TERMINAL:
@@ -112,7 +114,7 @@ class DecodeCore(DecodeLinks):
                     self._each_lease(record, LeaseEvent.CLOSED)
                 case Do.REPORT:
                     phase = record.room.phase
-                    record.watcher.ended(phase, record.failure, record.context)
+                    record.watcher.ended(phase, record.failure, record.context, self._met(record))
                     self.reported = True
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
                 case Do.FORGET:
@@ -138,11 +140,24 @@ class DecodeCore(DecodeLinks):
     def _deadline(self, record: DecodeRecord, timer: Timer) -> None:
         link = self._by_target.get(record.target)
         trouble = f"; {link.trouble}" if link is not None and not link.up else ""
-        detail = (
-            f"{record.key} was in {record.room.phase.value} after {self.now - record.opened:.1f} s, waiting for "
-            f"{self._peer_name(record)}{trouble}"
+        sender = record.room.ledger.senders[0]
+        what = account.open_words(record.manifest, sender.missing) if sender.accepted else "the answer to METADATA"
+        detail = account.overdue(
+            record.key,
+            record.room.phase,
+            timer,
+            age_s=self.now - record.opened,
+            still_s=self.now - record.progressed_at,
+            peer=self._peer_name(record) + trouble,
+            what=what,
         )
-        self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail[:DETAIL_MAX]))
+        self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
+
+    @staticmethod
+    def _met(record: DecodeRecord) -> Met | None:
+        if record.failure is None:
+            return None
+        return account.met(record.manifest, record.room.ledger.senders[0].missing)
 
     @staticmethod
     def _peer_name(record: DecodeRecord) -> str:

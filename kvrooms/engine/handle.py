@@ -17,6 +17,7 @@ from ..protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFai
 from ..protocol.failure import Failure
 from ..protocol.identity import RoomKey
 from ..protocol.status import TERMINAL, Phase, Status, status_of
+from .account import Met
 
 _FORGET_TIMEOUT_S = 10.0
 H = TypeVar("H", bound="Room")
@@ -114,6 +115,7 @@ class Room:
         self._status = Status.BOOTSTRAPPING
         self._failure: Failure | None = None
         self._context: list[Failure] = []
+        self._met: Met | None = None
         self._end = _Moment()
         self._free = _Moment()
         self._gone = _Moment()
@@ -145,6 +147,14 @@ class Room:
     def failure(self) -> Failure | None:
         """The first cause once the room has failed; looking at it changes nothing."""
         return self._failure
+
+    @property
+    def met(self) -> Met | None:
+        """Which obligations a failed room has met, so that a caller can send or compute only the rest; else None.
+
+        Only what stands there may be used, and on decode only as long as the room's pages and slots are the caller's.
+        """
+        return self._met
 
     @property
     def memory_free(self) -> bool:
@@ -217,7 +227,7 @@ class Room:
         if not self._gone.wait(self._desk.lock, _FORGET_TIMEOUT_S):
             raise EngineClosed(f"{self._desk.name} did not let go of {self._key}")
         assert self._failure is not None
-        raise RoomFailed(str(self._key), self._failure, tuple(self._context))
+        raise RoomFailed(str(self._key), self._failure, tuple(self._context), self._met)
 
     def __enter__(self: H) -> H:
         return self
@@ -234,10 +244,10 @@ class Room:
         self._phase = phase
         self._status = status_of(phase, progressed)
 
-    def ended(self, phase: Phase, failure: Failure | None, context: list[Failure]) -> None:
+    def ended(self, phase: Phase, failure: Failure | None, context: list[Failure], met: Met | None = None) -> None:
         """See `Watcher.ended`."""
         assert phase in TERMINAL
-        self._failure, self._context = failure, context
+        self._failure, self._context, self._met = failure, context, met
         self._phase = phase
         self._status = status_of(phase, moved=True)
         self._end.happen(self._desk.lock)

@@ -30,7 +30,7 @@ from ..statemachine.table import Kind
 from .core import Link, Ports, log_end
 from .grants import Verdict
 from .prefill_posting import PrefillPosting
-from .prefill_state import PrefillPeer, PrefillRecord, Writer
+from .prefill_state import PrefillPeer, PrefillRecord, Writer, late, met_of
 from .sends import Outbox, Send, wanted_of
 from .timers import Alarm
 
@@ -48,7 +48,7 @@ class PrefillCore(PrefillPosting):
 
     def open(self, record: PrefillRecord, declaration: Declaration) -> None:
         """Open a room: its key is not in use (the caller has checked)."""
-        record.opened = self.now
+        record.opened = record.progressed_at = self.now
         self._rooms[record.key] = record
         self._carry_out(record, PREFILL_ROOM.initial_commands, None)
         self._step(record, Declared(declaration))
@@ -117,7 +117,7 @@ class PrefillCore(PrefillPosting):
             words = "; ".join(room.ledger.disagreement)[:DETAIL_MAX]
             record.failure = failure or Failure(Reason.MISMATCH, words)
         elif isinstance(event, Settled):
-            record.progressed = True
+            record.progressed, record.progressed_at = True, self.now
         if room.phase in TERMINAL:
             record.sends.clear()
         elif room.phase is not before or record.progressed:
@@ -144,7 +144,7 @@ class PrefillCore(PrefillPosting):
                     self._each_drain(record, DrainEvent.VOIDED)
                 case Do.REPORT:
                     phase = record.room.phase
-                    record.watcher.ended(phase, record.failure, record.context)
+                    record.watcher.ended(phase, record.failure, record.context, met_of(record))
                     self.reported = True
                     log_end(self.name, record, phase, self._peer_name(record), self.now)
                     self._maybe_freed(record)  # a room that was never bound has no drain to wait for
@@ -164,11 +164,8 @@ class PrefillCore(PrefillPosting):
         self._timers.arm(record, Alarm.PHASE, self.now + seconds)
 
     def _deadline(self, record: PrefillRecord, timer: Timer) -> None:
-        detail = (
-            f"{record.key} was in {record.room.phase.value} after {self.now - record.opened:.1f} s, waiting for "
-            f"{self._peer_name(record)}"
-        )
-        self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail[:DETAIL_MAX]))
+        detail = late(record, timer, self.now, self._peer_name(record))
+        self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
 
     @staticmethod
     def _peer_name(record: PrefillRecord) -> str:

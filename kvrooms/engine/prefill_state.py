@@ -10,6 +10,8 @@ from ..protocol.layout import Regions
 from ..protocol.plan import DescriptorTable, Piece
 from ..statemachine.memory import DrainValue
 from ..statemachine.rooms import prefill_room
+from . import account
+from .account import Met
 from .core import Link, Record
 from .grants import GrantBook
 from .sends import Outbox, Send, Wanted
@@ -65,6 +67,31 @@ class PrefillRecord(Record):
         self.writers: dict[Writer, None] = {}
         self.sends: list[Send] = []
         self.freed = False
+
+
+def met_of(record: PrefillRecord) -> Met | None:
+    """What of a failed room was written; None for a room that has not failed."""
+    if record.failure is None:
+        return None
+    receiver = record.room.ledger.receivers[0]
+    return account.NOTHING_MET if receiver is None else account.met(receiver.wanted, receiver.missing)
+
+
+def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
+    """The detail of a passed deadline."""
+    receiver, sent = record.room.ledger.receivers[0], record.sends[-1] if record.sends else None
+    what = "a METADATA" if receiver is None else account.open_words(receiver.wanted, receiver.missing)
+    pages = 0 if sent is None else sent.first_page + len(sent.pages)
+    handed = "everything" if sent is not None and sent.declaration.pages is not None else f"{pages} pages"
+    return account.overdue(
+        record.key,
+        record.room.phase,
+        timer,
+        age_s=now - record.opened,
+        still_s=now - record.progressed_at,
+        peer=peer,
+        what=f"{what}; handed over by the caller so far: {handed}",
+    )
 
 
 class Posted(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ..protocol.failure import Failure
 from ..protocol.status import Phase
+from .account import Met
 
 
 class Watcher(Protocol):
@@ -14,8 +15,11 @@ class Watcher(Protocol):
     def moved(self, phase: Phase, progressed: bool) -> None:
         """The room is in `phase` now; `progressed`: something after METADATA has been met."""
 
-    def ended(self, phase: Phase, failure: Failure | None, context: list[Failure]) -> None:
-        """The room is DONE, or FAILED with its first cause; later causes are appended to `context` as they come."""
+    def ended(self, phase: Phase, failure: Failure | None, context: list[Failure], met: Met | None = None) -> None:
+        """The room is DONE, or FAILED with its first cause; later causes are appended to `context` as they come.
+
+        met: what of a failed room was met.
+        """
 
     def freed(self) -> None:
         """Nobody reads or writes the room's ranges any more: they are the caller's again."""

@@ -1,0 +1,77 @@
+"""What of a room's obligations has been met and what is open: for callers that retry, and in words for people."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple
+
+from ..protocol.events import Timer
+from ..protocol.failure import DETAIL_MAX
+from ..protocol.identity import RoomKey
+from ..protocol.intervals import Intervals, remove, size
+from ..protocol.manifest import Manifest
+from ..protocol.status import Phase
+from ..statemachine.ledger import Missing, owed
+
+_SHOWN = 4
+
+
+class Met(NamedTuple):
+    """The obligations of a failed room that were met: each of these positions is whole, nothing is known of the others.
+
+    pages: positions [start, stop) of the prompt whose pages have landed (decode) or were written (prefill). aux:
+    whether the aux slot was. state: per component of the manifest the positions of its indices.
+    """
+
+    pages: Intervals
+    aux: bool
+    state: dict[str, Intervals]
+
+
+NOTHING_MET = Met((), False, {})  # noqa: FBT003 - the fields are named above
+
+
+def met(manifest: Manifest, missing: Missing) -> Met:
+    """What of a manifest is not missing."""
+    whole = owed(manifest)
+    names = [name for name, _ in manifest.state]
+    state = map(_without, whole.state, missing.state)
+    return Met(
+        _without(whole.kv, missing.kv), bool(whole.aux) and not missing.aux, dict(zip(names, state, strict=True))
+    )
+
+
+def _without(whole: Intervals, missing: Intervals) -> Intervals:
+    return reduce(lambda left, gap: remove(left, *gap), missing, whole)
+
+
+def open_words(manifest: Manifest, missing: Missing) -> str:
+    """What is open: "pages 3 to 7 of 8, aux, 2 of 3 indices of 'swa'"."""
+    words = []
+    if missing.kv:
+        ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in missing.kv]
+        shown = ", ".join(ranges[:_SHOWN]) + (", ..." if len(ranges) > _SHOWN else "")
+        words.append(f"{'page' if size(missing.kv) == 1 else 'pages'} {shown} of {manifest.pages}")
+    if missing.aux:
+        words.append("aux")
+    for (name, count), gaps in zip(manifest.state, missing.state, strict=True):
+        if gaps:
+            words.append(f"{size(gaps)} of {count} indices of {name!r}")
+    return ", ".join(words) or "nothing but the other side's word"
+
+
+_LOOK = {
+    Timer.BOOTSTRAP: "is the other engine up and registered, and was the room opened there under this number?",
+    Timer.WAITING: "does the other side still have this request in its queue?",
+    Timer.MOVING: "is the other side computing or stuck, and does the network carry its writes?",
+    Timer.CAP: "no room may live longer than cap_timeout_s, whatever progress it makes",
+}
+
+
+def overdue(key: RoomKey, phase: Phase, timer: Timer, *, age_s: float, still_s: float, peer: str, what: str) -> str:
+    """The detail of a passed deadline: phase, obligation open, from whom, for how long, and what to look at."""
+    words = (
+        f"{key} was in {phase.value} after {age_s:.1f} s, waiting for {peer}; open: {what}; "
+        f"no progress for {still_s:.1f} s; {_LOOK[timer]}"
+    )
+    return words[:DETAIL_MAX]
