@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from .engine.decode import DecodeEngine
     from .engine.handle import wait_any
     from .engine.prefill import PrefillEngine
-    from .protocol.errors import EngineClosed, HandshakeRefused, InvalidArgument, RoomClosed, RoomFailed, WireError
+    from .protocol.errors import (
+        EngineClosed,
+        HandshakeRefused,
+        InvalidArgument,
+        Overloaded,
+        RoomClosed,
+        RoomFailed,
+        WireError,
+    )
     from .protocol.memory import Buffer, Component, Memory
     from .protocol.status import Status
 
@@ -25,6 +33,7 @@ __all__ = [
     "HandshakeRefused",
     "InvalidArgument",
     "Memory",
+    "Overloaded",
     "PrefillEngine",
     "RoomClosed",
     "RoomFailed",
@@ -42,6 +51,7 @@ _HOME = {
     "HandshakeRefused": ".protocol.errors",
     "InvalidArgument": ".protocol.errors",
     "Memory": ".protocol.memory",
+    "Overloaded": ".protocol.errors",
     "PrefillEngine": ".engine.prefill",
     "RoomClosed": ".protocol.errors",
     "RoomFailed": ".protocol.errors",

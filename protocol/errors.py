@@ -71,5 +71,9 @@ class RoomClosed(KvroomsError):
     """The room has been closed, or its failure was already handed to the caller."""
 
 
+class Overloaded(KvroomsError):
+    """The engine has as many rooms as it may have. Close some, and try again."""
+
+
 class EngineClosed(KvroomsError):
     """The engine has been closed, or this process is a fork of the one that made it."""

@@ -19,6 +19,7 @@ from kvrooms.engine import decode_links
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.decode_links import DecodeLinks
 from kvrooms.engine.grants import GrantBook
+from kvrooms.engine.parking import Parking
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.harness.ports import SimTransport
@@ -121,7 +122,7 @@ VOIDED = (Drain.OPEN, DrainEvent.VOIDED, InFlight.IN_FLIGHT)
         Planted("acknowledged before it settles", row(memory._DRAIN, VOIDED, go(Drain.DRAINED, Do.SEND_ACK, Do.FREE))),
         Planted("our own close is a proof", proof(decode_links, CloseCause.LOCAL)),
         Planted("a network's time-out is a proof", proof(decode_links, CloseCause.TIMED_OUT)),
-        Mutant(DecodeLinks, "_lost", " and not link.goodbye", ""),
+        Mutant(DecodeLinks, "_proof", " and not link.goodbye", ""),
         Mutant(DecodeLinks, "_left", "if grant.number not in undrained:", "if True:"),
         Mutant(DecodeLinks, "_redial", "link.held or self._owes_aborts(link)", "link.held"),
         Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"),
@@ -162,7 +163,7 @@ def test_the_fences_hold_without_a_mutant() -> None:
         Mutant(PrefillPosting, "_may_post", "self.clock.now() <= peer.lease_until", "True"),
         Planted("a network's time-out is a proof", proof(decode_links, CloseCause.TIMED_OUT)),
         Mutant(DecodeLinks, "_welcomed", "self._lease(grant, LeaseEvent.LINK_UP)", "pass"),
-        Mutant(PrefillCore, "_unpark", "writer.peer.parked -= 1", "pass"),
+        Mutant(Parking, "remove", "writer.peer.parked -= 1", "pass"),
     ]
 )
 def test_the_fences_find_it(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +179,7 @@ def deaths() -> None:
 
 @named(
     [
-        Mutant(DecodeLinks, "_lost", "self._lease(grant, LeaseEvent.WRITER_GONE)", "pass"),
+        Mutant(DecodeLinks, "_lost", "self._lease(grant, proof)", "pass"),
         Mutant(PrefillCore, "_void_all", "self._drain(writer, DrainEvent.VOIDED)", "pass"),
         Mutant(SimTransport, "_land", "if self._killed:", "if False:"),  # the world's own: the dead write no more
     ]

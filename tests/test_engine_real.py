@@ -206,3 +206,24 @@ def test_closing_an_engine_ends_its_rooms_on_both_sides():
         assert sender.poll() is Status.FAILED
         assert room.wait(LIMIT_S) is Status.FAILED
         assert room.wait_memory_free(LIMIT_S)
+
+
+def test_a_drain_takes_no_new_rooms_lets_open_ones_end_and_reports_the_rest() -> None:
+    source, target = side(fill=True), side(fill=False)
+    with PrefillEngine(source.memory, name="drain-p") as prefill, DecodeEngine(target.memory, name="drain-d") as decode:
+        ended = decode.open(1, bootstrap=prefill.bootstrap, pages=[0, 1])
+        late = decode.open(2, bootstrap=prefill.bootstrap, pages=[2])
+        with prefill.open(1) as sender:
+            sender.send([0, 1], last=True)
+            sender.wait(LIMIT_S)
+        ended.wait(LIMIT_S)
+        report = decode.drain(timeout=0.2)
+        assert (report.done, report.failed, report.held) == (1, 1, 0)
+        assert report.aborted == (repr(late).replace("FAILED", "METADATA"),)
+        assert late.failure is not None
+        assert late.failure.detail == "the engine was drained"
+        with pytest.raises(EngineClosed, match="takes no new rooms"):
+            decode.open(3, bootstrap=prefill.bootstrap, pages=[3])
+        assert prefill.drain(timeout=5).aborted == ()
+        with pytest.raises(EngineClosed, match="takes no new rooms"):
+            prefill.open(3)

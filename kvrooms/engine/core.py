@@ -16,13 +16,15 @@ from ..protocol.errors import WireError
 from ..protocol.failure import Failure
 from ..protocol.identity import RoomKey, agent_name
 from ..protocol.layout import Layout, Regions
-from ..protocol.status import Phase
+from ..protocol.status import TERMINAL, Phase
 from ..transport.ports import Clock, Closed, ControlChannel, FrameIn, Ids, Opened, Registry, Transport
+from .health import Health, Held, judge, registered_bytes
 from .settings import EngineSettings
 from .timers import Alarm, Timers
 
 log = logging.getLogger("kvrooms.engine")
 CONTEXT_MAX = 8
+_AT_REST = TERMINAL | {Phase.METADATA}
 
 
 class Ports:
@@ -89,8 +91,9 @@ class EngineCore:
         self.counters: Counter[str] = Counter()
         self._complaints: Counter[str] = Counter()
         self.closing = False
+        self.draining = False
         self.reported = False
-        self.now = self.clock.now()
+        self.now = self.progressed_at = self.clock.now()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._links: dict[int, Link] = {}
         self._timers = Timers()
@@ -139,6 +142,23 @@ class EngineCore:
     @property
     def listening(self) -> bool:
         """Whether the transport has to be polled: it cannot wake anybody."""
+        raise NotImplementedError
+
+    def health(self) -> Health:
+        """How the engine is. Any thread."""
+        now = self.clock.now()
+        began = [record.opened for record in self.open_records() if record.room_phase not in _AT_REST]
+        still_s = max(0.0, now - max(self.progressed_at, min(began))) if began else 0.0
+        registered = registered_bytes(self.layout, self.regions)
+        rooms = len(self.open_records())
+        return judge(self.settings, registered=registered, now=now, rooms=rooms, still_s=still_s, held=self.held())
+
+    def open_records(self) -> list[Record]:
+        """The rooms that are not closed. Any thread."""
+        raise NotImplementedError
+
+    def held(self) -> list[Held]:
+        """Grants of ended rooms whose memory is not free. Any thread."""
         raise NotImplementedError
 
     def tables(self) -> dict[str, int]:
@@ -313,6 +333,10 @@ class EngineCore:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """Take no new rooms."""
+        self.draining = True
+
     def shutdown(self) -> None:
         """Fail every open room; `undrained` tells when nothing is left."""
         raise NotImplementedError
@@ -345,6 +369,15 @@ class Record:
         self.bytes = 0
         self.failure: Failure | None = None
         self.context: list[Failure] = []
+
+    @property
+    def room_phase(self) -> Phase:
+        """The phase of the room's machine."""
+        raise NotImplementedError
+
+    def progress(self, now: float) -> None:
+        """Something has landed or settled."""
+        self.progressed, self.progressed_at = True, now
 
     def add_context(self, failure: Failure) -> None:
         """Remember a later cause, within bounds."""

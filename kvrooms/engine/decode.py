@@ -105,7 +105,7 @@ class DecodeEngine(Engine):
     def _admit(self, handle: DecodeRoom, key: RoomKey, items: Claimed) -> None:
         """Take the room's key and its items, all or none. Raises InvalidArgument and EngineClosed."""
         with self.lock:
-            self._check_open()
+            self._check_room()
             self._claims.take_key(key)
             try:
                 self._claims.take(*items)
@@ -116,9 +116,11 @@ class DecodeEngine(Engine):
             handle.claimed = items
 
     def peer_fenced(self, engine: str) -> None:
-        """The orchestrator's word that every process named `engine` is fenced: its writes can land no more.
+        """The orchestrator's word that processes named `engine` are fenced: their writes can land no more.
 
-        Its rooms fail and its quarantined ranges are free. To say this of an engine that lives corrupts memory.
+        Their quarantined ranges are free, of one that is still connected as soon as its connection is given up; if it
+        is heard of after this word it is another process, or was not fenced, and the word counts for nothing. To say
+        this of a process that lives and cannot be heard corrupts memory.
         """
         self._check_open()
         self._submit(cast(DecodeCore, self._core).fence, engine)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..protocol import notify, wire
 from ..protocol.errors import WireError
 from ..protocol.events import (
@@ -28,9 +26,10 @@ from ..statemachine.rooms import DECODE_ROOM, step_decode
 from ..statemachine.table import Kind
 from . import account
 from .account import Met
-from .core import Link, Ports, log_end
+from .core import Link, Ports, Record, log_end
 from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
+from .health import Held
 from .timers import Alarm
 
 
@@ -64,10 +63,15 @@ class DecodeCore(DecodeLinks):
             self._step(record, Close(), Failure(Reason.ABORTED, "closed by its caller while it was open"))
 
     def fence(self, engine: str) -> None:
-        """The orchestrator says that every writer named `engine` was fenced."""
+        """The orchestrator says that writers named `engine` were fenced.
+
+        One that is connected still has to be silent from here on: else it is another process, that lives.
+        """
         for peer in list(self._peers.values()):
-            if peer.engine == engine:
+            if peer.engine == engine and peer.link is None:
                 self._end_all(peer, LeaseEvent.FENCED, Failure(Reason.PEER_LOST, f"{engine} was fenced"))
+            elif peer.engine == engine:
+                peer.fenced_at = self.now
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,8 @@ class DecodeCore(DecodeLinks):
         if row.kind is Kind.FAIL:
             record.failure = failure
         elif isinstance(event, Landed):
-            record.progressed, record.progressed_at = True, self.now
+            record.progress(self.now)
+            self.progressed_at = self.now
         if room.phase not in TERMINAL:
             record.watcher.moved(room.phase, record.progressed)
         elif before not in TERMINAL:
@@ -173,6 +178,8 @@ class DecodeCore(DecodeLinks):
     def _lease(self, grant: Grant, event: LeaseEvent) -> None:
         before = grant.lease
         grant.lease, row = step_lease(before, event)
+        if grant.lease is Lease.QUARANTINED is not before:
+            grant.quarantined_at = self.now
         for do, _timer in row.commands:
             match do:
                 case Do.SEND_ABORT:
@@ -336,10 +343,18 @@ class DecodeCore(DecodeLinks):
         """How many leases are not released."""
         return sum(len(peer.grants) for peer in list(self._peers.values()))
 
-    def quarantined(self) -> Iterator[DecodeRecord]:
-        """The rooms whose ranges are quarantined."""
-        for peer in list(self._peers.values()):
-            yield from (grant.record for grant in peer.grants.values() if grant.lease is Lease.QUARANTINED)
+    def open_records(self) -> list[Record]:
+        """See `EngineCore.open_records`."""
+        return list(self._rooms.values())
+
+    def held(self) -> list[Held]:
+        """See `EngineCore.held`: the grants in quarantine."""
+        return [
+            Held(grant.record.range_bytes(self.layout), grant.quarantined_at, peer.engine)
+            for peer in list(self._peers.values())
+            for grant in list(peer.grants.values())
+            if grant.lease is Lease.QUARANTINED
+        ]
 
     def tables(self) -> dict[str, int]:
         """See `EngineCore.tables`."""

@@ -157,14 +157,21 @@ class DecodeLinks(EngineCore):
         if peer is not None and was_up and peer.link is link:
             peer.link = None
             failure = Failure(Reason.PEER_LOST, f"{peer.engine}: {event.cause.value}")
-            proven = event.cause in _PROOFS and not link.goodbye
+            proof = self._proof(link, peer, event.cause)
             for grant in list(peer.grants.values()):
                 self._fail(grant.record, On.PEER_LOST, failure)
-                if proven:
-                    self._lease(grant, LeaseEvent.WRITER_GONE)
+                if proof is not None:
+                    self._lease(grant, proof)
             self._retire(peer)
         link.goodbye = False
         self._redial(link, f"the connection ended: {event.cause.value} {event.detail}")
+
+    @staticmethod
+    def _proof(link: DecodeLink, peer: Peer, cause: CloseCause) -> LeaseEvent | None:
+        """What the end of a connection proves of its writer: None, it may live and write."""
+        if cause in _PROOFS and not link.goodbye:
+            return LeaseEvent.WRITER_GONE
+        return LeaseEvent.FENCED if link.last_heard <= peer.fenced_at else None
 
     def _left(self, link: Link, undrained: tuple[int, ...]) -> None:
         """GOODBYE of a prefill engine: a promise for every grant but the undrained."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..protocol.events import Timer
 from ..protocol.identity import RoomKey
+from ..protocol.layout import Layout
 from ..protocol.manifest import Indices, Manifest
+from ..protocol.status import Phase
 from ..statemachine.memory import LEASE
 from ..statemachine.rooms import decode_room
 from .core import Link, Record
+from .health import range_bytes
 from .settings import EngineSettings
 from .watch import Watcher
 
@@ -42,6 +46,7 @@ class Peer:
         self.link: DecodeLink | None = None
         self.grants: dict[int, Grant] = {}
         self.next_grant = first_grant
+        self.fenced_at = -math.inf
         self._floor = first_grant
 
     @property
@@ -77,7 +82,7 @@ class Grant:
         self.peer: Peer | None = None
         self.number = 0
         self.retry_s = 0.0
-        self.released = False
+        self.quarantined_at = 0.0
 
 
 class DecodeRecord(Record):
@@ -102,3 +107,13 @@ class DecodeRecord(Record):
         self.timer: Timer | None = None
         self.grants: tuple[Grant, ...] = ()
         self.unreleased = 0
+
+    @property
+    def room_phase(self) -> Phase:
+        """See `Record.room_phase`."""
+        return self.room.phase
+
+    def range_bytes(self, layout: Layout) -> int:
+        """Bytes of the room's destination ranges."""
+        names = [name for name, _ in self.manifest.state]
+        return range_bytes(layout, names, *self.destination)

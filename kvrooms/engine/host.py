@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..protocol.errors import EngineClosed
+from ..protocol.errors import EngineClosed, Overloaded
 from ..protocol.failure import Failure, Reason
 from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
-from ..protocol.status import Phase
+from ..protocol.status import Phase, Status
 from .claims import Claims
 from .core import EngineCore, Ports
 from .handle import Room, check_process
+from .health import Health
 from .settings import EngineSettings
 
 CLOSE_TIMEOUT_S = 10.0
+DRAIN_TIMEOUT_S = 60.0
+_ACKNOWLEDGE_S = 1.0
 E = TypeVar("E", bound="Engine")
 
 
@@ -52,6 +56,15 @@ class Assembly(NamedTuple):
     bootstrap: str = ""
 
 
+class Drained(NamedTuple):
+    """How a drain went: rooms DONE and FAILED, those that had to be aborted, how many whose memory is not free."""
+
+    done: int
+    failed: int
+    aborted: tuple[str, ...]
+    held: int
+
+
 class Engine:
     """Base of both engines. Any method may be called from any thread of the process that made the engine."""
 
@@ -65,6 +78,7 @@ class Engine:
         self._claims = Claims(memory.layout, memory.regions)
         self._open_rooms: set[Room] = set()
         self._closed = False
+        self._draining = False
         self._core = self._make_core(assembly)
         self._runner = assembly.runner(self._core, self._finish)
         self._runner.start()
@@ -85,9 +99,44 @@ class Engine:
             claims = {"keys": len(self._open_rooms), "claims": len(self._claims)}
         return {**self._core.tables(), **claims}
 
+    def health(self) -> Health:
+        """How the engine is, with figures: what is held for ended rooms, since when, and whether anything moves.
+
+        Nothing is freed because of it; see `DecodeEngine.peer_fenced` for what an orchestrator can do.
+        """
+        health = self._core.health()
+        if self._closed:
+            return health._replace(ok=False, problems=(*health.problems, "the engine has ended"))
+        return health
+
     def counters(self) -> dict[str, int]:
         """How often something was ignored, refused or malformed, by kind."""
         return dict(self._core.counters)
+
+    def drain(self, timeout: float = DRAIN_TIMEOUT_S) -> Drained:
+        """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.
+
+        Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed. Raises EngineClosed.
+        """
+        self._check_open()
+        with self.lock:
+            self._draining = True
+            rooms = list(self._open_rooms)
+        self._submit(self._core.drain)
+        end = time.monotonic() + timeout
+        late: list[str] = []
+        for room in rooms:
+            try:
+                room.wait(max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                late.append(repr(room))
+                room.abort("the engine was drained")
+        for room in rooms:
+            room.wait(CLOSE_TIMEOUT_S)
+        end = max(end, time.monotonic() + _ACKNOWLEDGE_S)
+        held = sum(not room.wait_memory_free(max(0.0, end - time.monotonic())) for room in rooms)
+        done = sum(room.poll() is Status.DONE for room in rooms)
+        return Drained(done, len(rooms) - done, tuple(late), held)
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End the engine: open rooms fail, writes settle or are acknowledged (at most `timeout` s), peers are told.
@@ -140,6 +189,16 @@ class Engine:
         if not room.key_free:
             room.key_free = True
             self._claims.drop_key(room._key)  # noqa: SLF001
+
+    def _check_room(self) -> None:
+        """Raises EngineClosed, Overloaded. The lock is held."""
+        self._check_open()
+        if self._draining:
+            raise EngineClosed(f"{self.name} is being drained: it takes no new rooms")
+        if len(self._open_rooms) >= self.settings.rooms_max:
+            raise Overloaded(
+                f"{self.name} has {len(self._open_rooms)} rooms that are not closed, and rooms_max is that"
+            )
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class PrefillEngine(Engine):
         stateless = skip_state or not layout.state
         declaration = Declaration(total, aux, () if stateless else None)
         with self.lock:
-            self._check_open()
+            self._check_room()
             self._claims.take_key(key)
             self._open_rooms.add(handle)
         self._submit(cast(PrefillCore, self._core).open, record, declaration)

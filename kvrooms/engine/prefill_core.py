@@ -27,8 +27,10 @@ from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain, step_drain
 from ..statemachine.rooms import PREFILL_ROOM, step_prefill
 from ..statemachine.table import Kind
-from .core import Link, Ports, log_end
+from .core import Link, Ports, Record, log_end
 from .grants import Verdict
+from .health import Held
+from .parking import Parking
 from .prefill_posting import PrefillPosting
 from .prefill_state import PrefillPeer, PrefillRecord, Writer, late, met_of
 from .sends import Outbox, Send, wanted_of
@@ -41,8 +43,7 @@ class PrefillCore(PrefillPosting):
     def __init__(self, ports: Ports, source: DescriptorTable) -> None:
         super().__init__(ports, source)
         self._rooms: dict[RoomKey, PrefillRecord] = {}
-        self._parked: dict[RoomKey, dict[Writer, None]] = {}
-        self._parked_total = 0
+        self._parked = Parking(ports.settings)
 
     # -- what the caller asks (through `submit`) -----------------------------------------------------------------
 
@@ -54,7 +55,7 @@ class PrefillCore(PrefillPosting):
         self._step(record, Declared(declaration))
         if self.closing:
             self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine is being closed"))
-        for writer in list(self._parked.get(record.key, ())):
+        for writer in self._parked.of(record.key):
             self._unpark(writer)
             self._place(writer)
 
@@ -117,7 +118,8 @@ class PrefillCore(PrefillPosting):
             words = "; ".join(room.ledger.disagreement)[:DETAIL_MAX]
             record.failure = failure or Failure(Reason.MISMATCH, words)
         elif isinstance(event, Settled):
-            record.progressed, record.progressed_at = True, self.now
+            record.progress(self.now)
+            self.progressed_at = self.now
         if room.phase in TERMINAL:
             record.sends.clear()
         elif room.phase is not before or record.progressed:
@@ -234,33 +236,23 @@ class PrefillCore(PrefillPosting):
             self._make_ready(writer)
 
     def _park(self, writer: Writer) -> None:
-        peer, settings = writer.peer, self.settings
-        if self.closing:
+        if self.closing or self.draining:
             self._refuse_grant(writer, "the engine is being closed")
             return
-        if peer.parked >= settings.parked_per_peer or self._parked_total >= settings.parked_total:
+        if self._parked.full(writer.peer):
             self._refuse_grant(writer, f"{writer.key} is not open here, and too many such grants wait already")
             return
-        for other in [other for other in self._parked.get(writer.key, ()) if other.peer is peer]:
+        for other in [other for other in self._parked.of(writer.key) if other.peer is writer.peer]:
             older, newer = sorted((other, writer), key=lambda one: one.number)
             self._refuse_grant(older, f"decode asked again for {writer.key} (grant {newer.number})")
             if older is writer:
                 return
-        peer.parked += 1
-        self._parked_total += 1
-        self._parked.setdefault(writer.key, {})[writer] = None
-        self._timers.arm(writer, Alarm.PARKED, self.now + settings.parked_ttl_s)
+        self._parked.add(writer)
+        self._timers.arm(writer, Alarm.PARKED, self.now + self.settings.parked_ttl_s)
 
     def _unpark(self, writer: Writer) -> None:
-        waiting = self._parked.get(writer.key)
-        if waiting is None or writer not in waiting:
-            return
-        del waiting[writer]
-        if not waiting:
-            del self._parked[writer.key]
-        writer.peer.parked -= 1
-        self._parked_total -= 1
-        self._timers.disarm(writer, Alarm.PARKED)
+        if self._parked.remove(writer):
+            self._timers.disarm(writer, Alarm.PARKED)
 
     def _refuse_grant(self, writer: Writer, detail: str) -> None:
         """A grant without a room is refused; Reject is its acknowledgement too."""
@@ -311,6 +303,8 @@ class PrefillCore(PrefillPosting):
         if writer.drain.state is Drain.DRAINED:
             return
         writer.drain, row = step_drain(writer.drain, event)
+        if event is DrainEvent.VOIDED:
+            writer.voided_at = self.now
         for do, _timer in row.commands:
             match do:
                 case Do.SEND_ACK:
@@ -371,14 +365,22 @@ class PrefillCore(PrefillPosting):
         self.closing = True
         for record in list(self._rooms.values()):
             self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine was closed"))
-        for waiting in list(self._parked.values()):
-            for writer in list(waiting):
-                self._refuse_grant(writer, "the engine was closed")
+        for writer in self._parked.all():
+            self._refuse_grant(writer, "the engine was closed")
 
     @property
     def undrained(self) -> int:
         """How many grants have writes that have not settled."""
         return sum(len(peer.drains) for peer in list(self._peers.values()))
+
+    def open_records(self) -> list[Record]:
+        """See `EngineCore.open_records`."""
+        return list(self._rooms.values())
+
+    def held(self) -> list[Held]:
+        """See `EngineCore.held`: the grants that are void and have writes in flight."""
+        writers = [writer for peer in list(self._peers.values()) for writer in list(peer.drains.values())]
+        return [writer.held for writer in writers if writer.drain.state is Drain.VOID]
 
     def tables(self) -> dict[str, int]:
         """See `EngineCore.tables`."""
@@ -388,7 +390,7 @@ class PrefillCore(PrefillPosting):
             "peers": len(self._peers),
             "grants": self.undrained,
             "void": sum(len(peer.book) for peer in list(self._peers.values())),
-            "parked": self._parked_total,
+            "parked": len(self._parked),
             "ready": len(self._ready),
             "posted": len(self._posted),
         }

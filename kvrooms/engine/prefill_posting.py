@@ -58,7 +58,7 @@ class PrefillPosting(PrefillLinks):
                 writer.ready = False
                 continue
             self._ready.append(writer)
-            if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer):
+            if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
                 blocked += 1
                 continue
             worked, blocked = True, 0
@@ -68,9 +68,13 @@ class PrefillPosting(PrefillLinks):
             self.channel.flush()
         return worked
 
-    def _may_post(self, peer: PrefillPeer) -> bool:
-        """The lease check before each post: has decode confirmed lately that it counts us among the living?"""
-        return peer.link is not None and self.clock.now() <= peer.lease_until
+    def _may_post(self, peer: PrefillPeer, size: int) -> bool:
+        """The lease check before each post: has decode confirmed lately that it counts us among the living?
+
+        And is it not so far behind already that more would only be in the way of others?
+        """
+        fits = peer.posted_bytes + size <= self.settings.inflight_per_peer_bytes or not peer.posted_bytes
+        return fits and peer.link is not None and self.clock.now() <= peer.lease_until
 
     def _rouse(self, peer: PrefillPeer) -> None:
         """Decode may be asleep on its socket, and neither a notification nor a write wakes it: ring.
@@ -105,7 +109,12 @@ class PrefillPosting(PrefillLinks):
             self._settled(writer, piece, None)
         else:
             self._posted[handle] = Posted(writer, piece)
-            self._posted_bytes += piece.bytes
+            self._count_posted(writer, piece.bytes)
+
+    def _count_posted(self, writer: Writer, size: int) -> None:
+        self._posted_bytes += size
+        writer.posted_bytes += size
+        writer.peer.posted_bytes += size
 
     def _doubt(self, writer: Writer) -> None:
         """A write has failed. Its source is free, but its grant is never acknowledged.
@@ -141,6 +150,6 @@ class PrefillPosting(PrefillLinks):
             for handle, error in self.transport.settled():
                 busy = True
                 writer, piece = self._posted.pop(handle)
-                self._posted_bytes -= piece.bytes
+                self._count_posted(writer, -piece.bytes)
                 self._settled(writer, piece, error)
         return busy

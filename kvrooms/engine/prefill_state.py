@@ -8,12 +8,14 @@ from ..protocol.events import Timer
 from ..protocol.identity import RoomKey, agent_name
 from ..protocol.layout import Regions
 from ..protocol.plan import DescriptorTable, Piece
+from ..protocol.status import Phase
 from ..statemachine.memory import DrainValue
 from ..statemachine.rooms import prefill_room
 from . import account
 from .account import Met
 from .core import Link, Record
 from .grants import GrantBook
+from .health import Held
 from .sends import Outbox, Send, Wanted
 from .settings import EngineSettings
 from .watch import Watcher
@@ -34,6 +36,7 @@ class PrefillPeer:
         self.lease_until = 0.0
         self.parked = 0
         self.last_notified = 0.0
+        self.posted_bytes = 0
         self.gone = False
         self.kept: list[int] = []
         self.doubtful: set[int] = set()
@@ -54,6 +57,13 @@ class Writer:
         self.drain = DrainValue()
         self.record: PrefillRecord | None = None
         self.ready = False
+        self.voided_at = 0.0
+        self.posted_bytes = 0
+
+    @property
+    def held(self) -> Held:
+        """What the writes in flight of an ended room read."""
+        return Held(self.posted_bytes, self.voided_at, self.peer.engine)
 
 
 class PrefillRecord(Record):
@@ -67,6 +77,11 @@ class PrefillRecord(Record):
         self.writers: dict[Writer, None] = {}
         self.sends: list[Send] = []
         self.freed = False
+
+    @property
+    def room_phase(self) -> Phase:
+        """See `Record.room_phase`."""
+        return self.room.phase
 
 
 def met_of(record: PrefillRecord) -> Met | None:

@@ -21,6 +21,7 @@ PREFIX = "KVROOMS_"
 
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 _MaybeSeconds = Annotated[float, Meta(ge=0, le=3600)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int, Meta(ge=1, le=2**40)]
 
@@ -67,8 +68,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     piece_bytes: _Bytes = 16 << 20
     """The most bytes in one post (one item at least): what can still land after the last look at a lease."""
 
-    inflight_bytes: _Bytes = 64 << 20
-    """The most bytes posted and not settled, over all rooms of an engine. At least `piece_bytes`."""
+    inflight_per_peer_bytes: _Bytes = 64 << 20
+    """The most bytes posted to one decode engine and not settled: a slow one holds up nobody else.
+    At least `piece_bytes`."""
+
+    inflight_bytes: _Bytes = 1 << 30
+    """The most bytes posted and not settled, over all peers of an engine. At least `piece_bytes`."""
+
+    rooms_max: _Count = 65_536
+    """The most rooms of an engine that are not closed; `open` raises Overloaded beyond them."""
 
     registry_ttl_s: _Seconds = 30.0
     """How long a registration lives without being renewed; it is renewed every third of that."""
@@ -84,6 +92,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     quarantine_warn_s: _Seconds = 30.0
     """After how long in quarantine memory is reported by the engine's health. It is not handed back for that."""
+
+    quarantine_share: _Share = 0.25
+    """The share of the registered bytes that may be in quarantine before the engine's health says so."""
+
+    no_progress_s: _Seconds = 600.0
+    """How long rooms may be open, and none of them make progress, before the engine's health says so."""
 
     max_connections: _Count = 1024
     """The most control connections at a time; further ones are closed on arrival."""
@@ -101,6 +115,7 @@ _ORDER = (
     ("abort_retry_s", "abort_retry_max_s"),
     ("parked_per_peer", "parked_total"),
     ("piece_bytes", "inflight_bytes"),
+    ("piece_bytes", "inflight_per_peer_bytes"),
     ("spin_s", "linger_s"),
 )
 
