@@ -24,6 +24,7 @@ class Reason(enum.Enum):
     REFUSED = "refused"
     SUPERSEDED = "superseded"
     PROTOCOL = "protocol"
+    CORRUPTED = "corrupted"
     SHUTDOWN = "shutdown"
     DEADLINE_BOOTSTRAP = "deadline_bootstrap"
     DEADLINE_WAITING = "deadline_waiting"
@@ -59,6 +60,7 @@ _MEANING = {
     Reason.REFUSED: "The other side refused the grant (not open in time, void, or no capacity).",
     Reason.SUPERSEDED: "A newer METADATA for the same room and attempt replaced this one.",
     Reason.PROTOCOL: "The peer said something that the protocol does not allow.",
+    Reason.CORRUPTED: "What has landed is not what was sent: its digest differs.",
     Reason.SHUTDOWN: "The engine was closed while the room was open.",
     Reason.DEADLINE_BOOTSTRAP: "The other side was not heard of in time.",
     Reason.DEADLINE_WAITING: "Nothing was sent in time.",

@@ -102,6 +102,11 @@ class Regions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     state: Annotated[tuple[Group, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
 
     @property
+    def on_host(self) -> bool:
+        """Whether the CPU can read all of it."""
+        return all(region.memory == "DRAM" for region in self.in_order())
+
+    @property
     def pages(self) -> int:
         """Number of KV pages (0 when the layout has no KV buffers)."""
         return self.kv[0].items if self.kv else 0

@@ -75,6 +75,7 @@ class Metadata(Body, frozen=True):
     pages: the destination page of each position of `manifest.kv`, in order, packed int32 little-endian.
     aux_index: the aux slot, -1 when no aux is owed. state: per component of `manifest.state`, packed int32 indices.
     direction: who moves the bytes; version 1 knows "write" (prefill writes), and refuses anything else by name.
+    digest: each notification of this grant must carry a digest per part.
     """
 
     KIND: ClassVar[int] = 4
@@ -87,6 +88,7 @@ class Metadata(Body, frozen=True):
     aux_index: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
     state: Annotated[tuple[Packed, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
     direction: Annotated[str, msgspec.Meta(max_length=16)] = "write"
+    digest: bool = False
 
 
 class Accept(Body, frozen=True):

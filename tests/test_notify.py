@@ -29,15 +29,16 @@ def parts(draw: st.DrawFn) -> Part:
 lists_of_parts = st.lists(parts(), min_size=1, max_size=6).map(tuple)
 
 
-def check_round_trip(grant: int, token: int, some: tuple[Part, ...]) -> None:
-    message = notify.encode(grant, token, some)
-    assert len(message) == HEAD + PART * len(some)
+def check_round_trip(grant: int, token: int, some: tuple[Part, ...], digest: bool) -> None:
+    digests = tuple(bytes([i]) * notify.DIGEST_LENGTH for i in range(len(some))) if digest else ()
+    message = notify.encode(grant, token, some, digests)
+    assert len(message) == HEAD + (PART + 16 * digest) * len(some)
     decoded = notify.decode(message)
-    assert decoded == (grant, token, some)
+    assert decoded == (grant, token, some, digests)
     assert all(type(part.kind) is PartKind for part in decoded.parts)
 
 
-test_round_trip = given(grant=u64, token=u64, some=lists_of_parts)(check_round_trip)
+test_round_trip = given(grant=u64, token=u64, some=lists_of_parts, digest=st.booleans())(check_round_trip)
 
 
 def test_the_most_parts() -> None:
@@ -59,7 +60,8 @@ MALFORMED: list[tuple[bytes, str]] = [
     (b"x" + message()[1:], "magic"),
     (b"", "length"),
     (message(version=0), "version"),
-    (message(version=2), "version"),
+    (message(version=3), "version"),
+    (message(version=2), "length"),
     (message(parts=0), "parts"),
     (message(parts=PARTS_MAX + 1), "parts"),
     (message(parts=2), "length"),
@@ -130,7 +132,7 @@ def test_any_bytes_give_nothing_but_wire_errors(some: bytes) -> None:
         Mutant(notify, "decode", "component >= COMPONENTS_MAX", "component > COMPONENTS_MAX"),
         Mutant(notify, "decode", "component and known is not PartKind.STATE", "False"),
         Mutant(notify, "decode", "len(message) != ", "len(message) < "),
-        Mutant(notify, "decode", "if version != NOTIFY_VERSION", "if version > NOTIFY_VERSION"),
+        Mutant(notify, "decode", "version not in (NOTIFY_VERSION, DIGEST_VERSION)", "version > DIGEST_VERSION"),
     ]
 )
 def test_mutants_of_the_decoder_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +142,4 @@ def test_mutants_of_the_decoder_die(mutant: Mutant, monkeypatch: pytest.MonkeyPa
 
 def test_a_mutant_of_the_encoder_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     Mutant(notify, "encode", "0, first, count", "0, first + 1, count").plant(monkeypatch)
-    dies(lambda: hunt(check_round_trip, grant=u64, token=u64, some=lists_of_parts))
+    dies(lambda: hunt(check_round_trip, grant=u64, token=u64, some=lists_of_parts, digest=st.booleans()))

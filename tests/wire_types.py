@@ -32,6 +32,8 @@ def valid(spec: inspect.Type) -> Any:
             return [valid(field.type) for field in spec.fields]
         case inspect.IntType():
             return spec.ge or 0
+        case inspect.BoolType():
+            return False
         case inspect.StrType():
             return "x" * (spec.min_length or 1)
         case inspect.BytesType():
@@ -118,6 +120,8 @@ def _may_be(spec: inspect.Type, value: Any) -> bool:
     match spec:
         case inspect.IntType():
             return isinstance(value, int) and not isinstance(value, bool)
+        case inspect.BoolType():
+            return isinstance(value, bool)
         case inspect.StrType() | inspect.EnumType() | inspect.LiteralType():
             return isinstance(value, str)
         case inspect.BytesType():

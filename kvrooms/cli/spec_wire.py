@@ -37,6 +37,8 @@ def type_words(spec: inspect.Type, structs: dict[str, Data]) -> str:
     match spec:
         case inspect.IntType(ge=low, le=high):
             return f"integer, {number(low or 0)} to {number(U64_MAX if high is None else high)}"
+        case inspect.BoolType():
+            return "boolean"
         case inspect.StrType(min_length=low, max_length=high):
             return f"string of {_length(low, high)} characters"
         case inspect.BytesType(min_length=low, max_length=high):
@@ -134,7 +136,8 @@ def notification_data() -> Data:
             notify._HEAD,  # noqa: SLF001
             {
                 "magic": '"KR"',
-                "version": f"{notify.NOTIFY_VERSION}",
+                "version": f"{notify.NOTIFY_VERSION}, or {notify.DIGEST_VERSION} where a digest of "
+                f"{notify.DIGEST_LENGTH} bytes per part follows the parts",
                 "parts": f"number of parts, 1 to {notify.PARTS_MAX}",
                 "grant": "the grant",
                 "token": "the grant's token",

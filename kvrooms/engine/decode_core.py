@@ -19,6 +19,7 @@ from ..protocol.events import (
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
+from ..protocol.notify import Part, PartKind
 from ..protocol.status import TERMINAL
 from ..statemachine.ledger import within
 from ..statemachine.memory import Lease, step_lease
@@ -29,6 +30,7 @@ from .account import Met
 from .core import Link, Ports, Record, log_end
 from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
+from .digests import Digester
 from .health import Held
 from .timers import Alarm
 
@@ -40,6 +42,7 @@ class DecodeCore(DecodeLinks):
         super().__init__(ports)
         self._rooms: dict[RoomKey, DecodeRecord] = {}
         self._by_token: dict[int, Grant] = {}
+        self._digester = Digester(ports.layout, ports.regions) if ports.settings.digest else None
 
     # -- what the caller asks (through `submit`) -----------------------------------------------------------------
 
@@ -222,6 +225,7 @@ class DecodeCore(DecodeLinks):
                 pages=wire.pack_indices(destination.pages),
                 aux_index=destination.aux_index,
                 state=tuple(wire.pack_indices(indices) for indices in destination.state),
+                digest=self._digester is not None,
             ),
         )
 
@@ -269,7 +273,7 @@ class DecodeCore(DecodeLinks):
 
     def _arrival(self, agent: str, message: bytes) -> None:
         try:
-            grant_number, token, parts = notify.decode(message)
+            grant_number, token, parts, digests = notify.decode(message)
         except WireError as error:
             self.counters["notifications malformed"] += 1
             self._complain("a malformed notification", error)
@@ -278,12 +282,28 @@ class DecodeCore(DecodeLinks):
         if grant is None or grant.peer is None or grant.number != grant_number or grant.peer.agent != agent:
             self.counters["notifications of no open grant"] += 1
             return
-        for kind, component, first, size in parts:
+        for i, (kind, component, first, size) in enumerate(parts):
             if not within(grant.manifest, kind, component, first, first + size):
                 detail = f"{kind.name} positions {first} to {first + size} are not owed"
                 self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, detail, "peer"))
                 return
+            if self._digester is not None and not self._intact(grant, parts[i], digests[i : i + 1]):
+                return
             self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
+
+    def _intact(self, grant: Grant, part: Part, digest: tuple[bytes, ...]) -> bool:
+        """Whether a landed part is what was sent; else its room has failed."""
+        assert self._digester is not None
+        record, (kind, component, first, size) = grant.record, part
+        names = self.layout.component_names
+        place = names.index(grant.manifest.state[component][0]) if kind is PartKind.STATE else 0
+        items = record.destination.items(grant.manifest, kind, component, first, first + size)
+        if digest == (self._digester.of(kind, place, items),):
+            return True
+        what = "have another digest than what was sent" if digest else "came without the digest that was asked for"
+        detail = f"{kind.name} positions {first} to {first + size} {what}"
+        self._fail(record, On.VIOLATION, Failure(Reason.CORRUPTED, detail, "peer"))
+        return False
 
     def _frame(self, link: Link, body: wire.Body) -> None:
         assert isinstance(link, DecodeLink)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from ..protocol.events import Timer
 from ..protocol.identity import RoomKey
+from ..protocol.intervals import below, size
 from ..protocol.layout import Layout
 from ..protocol.manifest import Indices, Manifest
+from ..protocol.notify import PartKind
 from ..protocol.status import Phase
 from ..statemachine.memory import LEASE
 from ..statemachine.rooms import decode_room
@@ -34,6 +38,17 @@ class Destination(NamedTuple):
     pages: Indices
     aux_index: int
     state: tuple[Indices, ...]
+
+    def items(self, manifest: Manifest, kind: PartKind, component: int, start: int, stop: int) -> Indices:
+        """The items at positions [start, stop) of a part that the manifest owes."""
+        match kind:
+            case PartKind.KV:
+                offset = size(below(manifest.kv, start)) - start
+                return self.pages[start + offset : stop + offset]
+            case PartKind.AUX:
+                return np.array([self.aux_index], dtype=np.int32)
+            case PartKind.STATE:
+                return self.state[component][start:stop]
 
 
 class Peer:

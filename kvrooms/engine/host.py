@@ -116,7 +116,8 @@ class Engine:
     def drain(self, timeout: float = DRAIN_TIMEOUT_S) -> Drained:
         """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.
 
-        Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed. Raises EngineClosed.
+        Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed.
+        Raises EngineClosed.
         """
         self._check_open()
         with self.lock:

@@ -193,7 +193,7 @@ class PrefillCore(PrefillPosting):
             return
         try:
             assert peer.regions is not None
-            wanted = wanted_of(self.layout, peer.regions, body)
+            wanted = wanted_of(self.layout, self.regions, peer.regions, body)
         except WireError as error:
             self._over(peer, number)
             self._reject(peer, number, Reason.PROTOCOL, str(error))

@@ -9,12 +9,17 @@ from ..protocol.errors import TransportError, UncertainWrite
 from ..protocol.events import DrainEvent, PrefillEvent, Settled
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.manifest import Manifest
+from ..protocol.notify import Part, PartKind
 from ..protocol.plan import DescriptorTable, Piece
 from ..protocol.status import Phase
 from ..statemachine.memory import Drain
+from . import sends as sending
 from .core import Ports
+from .digests import Digester
 from .prefill_links import PrefillLinks
 from .prefill_state import Posted, PrefillPeer, PrefillRecord, Writer
+from .sends import Send
 
 _BYTES_PER_TURN = 4 * 2**20
 
@@ -28,6 +33,7 @@ class PrefillPosting(PrefillLinks):
         self._ready: deque[Writer] = deque()
         self._posted: dict[int, Posted] = {}
         self._posted_bytes = 0
+        self._digester: Digester | None = None
 
     def _fail(self, record: PrefillRecord, column: On, failure: Failure) -> None:
         """End a room."""
@@ -92,7 +98,7 @@ class PrefillPosting(PrefillLinks):
         following = None if piece.parts else writer.outbox.peek(writer.wanted)
         if piece.parts or (following is not None and following.ordered):
             self._rouse(writer.peer)  # so that it sees the report, or so that these writes settle before the next
-        message = notify.encode(writer.number, writer.token, piece.parts) if piece.parts else b""
+        message = self._message(writer, piece.parts) if piece.parts else b""
         try:
             handle = self.transport.post(writer.peer.agent, piece, message)
         except TransportError as error:
@@ -110,6 +116,22 @@ class PrefillPosting(PrefillLinks):
         else:
             self._posted[handle] = Posted(writer, piece)
             self._count_posted(writer, piece.bytes)
+
+    def _message(self, writer: Writer, parts: tuple[Part, ...]) -> bytes:
+        """The notification of a write that reports `parts`."""
+        digests: tuple[bytes, ...] = ()
+        if writer.wanted.digest:
+            assert writer.record is not None
+            digests = tuple(self._digest(writer.record.sends, writer.wanted.manifest, part) for part in parts)
+        return notify.encode(writer.number, writer.token, parts, digests)
+
+    def _digest(self, sends: list[Send], manifest: Manifest, part: Part) -> bytes:
+        kind, component, first, size = part
+        names = self.layout.component_names
+        place = names.index(manifest.state[component][0]) if kind is PartKind.STATE else 0
+        if self._digester is None:
+            self._digester = Digester(self.layout, self.regions)
+        return self._digester.of(kind, place, sending.sent_items(sends, kind, place, first, first + size))
 
     def _count_posted(self, writer: Writer, size: int) -> None:
         self._posted_bytes += size

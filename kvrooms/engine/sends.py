@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,21 @@ class Send(NamedTuple):
     declaration: Declaration
 
 
+def sent_items(sends: Sequence[Send], kind: PartKind, place: int, start: int, stop: int) -> Indices:
+    """The source items at positions [start, stop) of a part that was sent. place: the component within the layout."""
+    found = []
+    for send in sends:
+        if kind is PartKind.AUX:
+            found.append(_NONE if send.aux_index is None else np.array([send.aux_index], dtype=np.int32))
+            continue
+        if kind is PartKind.KV:
+            first, items = send.first_page, send.pages
+        else:
+            first, items = send.state[place] if send.state else (0, _NONE)
+        found.append(items[max(0, start - first) : max(0, stop - first)])
+    return np.concatenate(found)
+
+
 class Wanted(NamedTuple):
     """What one METADATA asks for: the manifest and where its positions go."""
 
@@ -39,9 +54,10 @@ class Wanted(NamedTuple):
     pages: Indices
     aux_index: int
     state: tuple[Indices, ...]
+    digest: bool = False
 
 
-def wanted_of(layout: Layout, regions: Regions, body: wire.Metadata) -> Wanted:
+def wanted_of(layout: Layout, ours: Regions, regions: Regions, body: wire.Metadata) -> Wanted:
     """What a METADATA asks for, checked against the layout and the regions of its sender. Raises WireError."""
     manifest = body.manifest
     if body.direction != "write":
@@ -56,7 +72,9 @@ def wanted_of(layout: Layout, regions: Regions, body: wire.Metadata) -> Wanted:
     for (name, count), packed in zip(manifest.state, body.state, strict=True):
         items = regions.component_items(layout.component_names.index(name))
         state.append(wire.unpack_indices(f"metadata.state.{name}", packed, count, items))
-    return Wanted(manifest, pages, body.aux_index, tuple(state))
+    if body.digest and not (regions.on_host and ours.on_host):
+        raise WireError("metadata.digest", "digests are taken by the CPU, and a buffer is not in the host's memory")
+    return Wanted(manifest, pages, body.aux_index, tuple(state), body.digest)
 
 
 def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:

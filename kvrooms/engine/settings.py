@@ -22,6 +22,7 @@ PREFIX = "KVROOMS_"
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 _MaybeSeconds = Annotated[float, Meta(ge=0, le=3600)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_Switch = Annotated[int, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int, Meta(ge=1, le=2**40)]
 
@@ -74,6 +75,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     inflight_bytes: _Bytes = 1 << 30
     """The most bytes posted and not settled, over all peers of an engine. At least `piece_bytes`."""
+
+    digest: _Switch = 0
+    """1 on decode: prefill sends a digest with each completion and decode compares it with what has landed."""
 
     rooms_max: _Count = 65_536
     """The most rooms of an engine that are not closed; `open` raises Overloaded beyond them."""
