@@ -40,7 +40,7 @@ DEADLINE_REASON = {
 
 
 class RoomEvent(Symbol):
-    """The columns of the two room tables: the first six are progress, the rest end a room."""
+    """The columns of the two room tables: the first seven are progress, the rest end a room."""
 
     ACCEPTED = "a sending rank has accepted the grant"
     LANDED = "positions of a part have landed"
@@ -48,6 +48,7 @@ class RoomEvent(Symbol):
     DECLARED = "the caller has declared totals"
     QUEUED = "the caller has handed over something to send"
     SETTLED = "the write of positions of a part has settled"
+    IDLE = "all that the caller has handed over has settled"
     POST_ERROR = "a write could not be posted or ended with an error"
     PEER_LOST = "the connection to a peer ended, or the peer was refused"
     PEER_FAILED = "the other side failed, aborted or refused"
@@ -108,6 +109,12 @@ class Queued(Event, frozen=True):
     KIND = RoomEvent.QUEUED
 
 
+class Idle(Event, frozen=True):
+    """prefill: all that the caller has handed over has settled; what follows is its turn, not the transport's."""
+
+    KIND = RoomEvent.IDLE
+
+
 class Settled(Event, frozen=True):
     """prefill: the write of positions [start, stop) of a part to rank `receiver` has settled."""
 
@@ -133,7 +140,7 @@ class Close(Event, frozen=True):
 
 
 DecodeEvent: TypeAlias = Accepted | Landed | Fail | Close
-PrefillEvent: TypeAlias = Bound | Declared | Queued | Settled | Fail | Close
+PrefillEvent: TypeAlias = Bound | Declared | Queued | Settled | Idle | Fail | Close
 
 
 class LeaseEvent(Symbol):

@@ -20,6 +20,7 @@ from ..protocol.events import (
     DecodeEvent,
     Do,
     Fail,
+    Idle,
     PrefillEvent,
     Queued,
     RoomEvent,
@@ -113,15 +114,17 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
     for phase in _PHASES:
         cells[phase, RoomEvent.BOUND] = (ignore(),)
         cells[phase, RoomEvent.QUEUED] = (go(phase, arm(Timer.MOVING)),)
+        cells[phase, RoomEvent.IDLE] = (go(phase, arm(Timer.WAITING)),)  # a caller that computes is no stuck transfer
         cells[phase, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, *_advance(phase, None, done))
         cells[phase, RoomEvent.SETTLED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
     bound = _advance(Phase.METADATA, Timer.WAITING, done, first=(Do.SEND_ACCEPT,))
     cells[Phase.METADATA, RoomEvent.BOUND] = (ignore(Guard.REPEATED), mismatched, *bound)
     cells[Phase.METADATA, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, go(Phase.METADATA))
     cells[Phase.METADATA, RoomEvent.QUEUED] = (go(Phase.METADATA),)  # no deadline of ours runs while decode queues
-    cells[Phase.METADATA, RoomEvent.SETTLED] = (ignore(),)  # nothing is posted before every rank is bound
+    for event in (RoomEvent.SETTLED, RoomEvent.IDLE):  # nothing is posted before every rank is bound
+        cells[Phase.METADATA, event] = (ignore(),)
     _endings(cells, (Do.SEND_FAILED, Do.DRAIN_VOIDED))
-    progress = (RoomEvent.BOUND, RoomEvent.DECLARED, RoomEvent.QUEUED, RoomEvent.SETTLED)
+    progress = (RoomEvent.BOUND, RoomEvent.DECLARED, RoomEvent.QUEUED, RoomEvent.SETTLED, RoomEvent.IDLE)
     events = (*progress, *ENDINGS, RoomEvent.CLOSE)
     for event in events:
         cells[Phase.DONE, event] = cells[Phase.FAILED, event] = (ignore(),)
@@ -195,7 +198,7 @@ def step_decode(room: DecodeRoom, event: DecodeEvent) -> tuple[DecodeRoom, RoomR
 def step_prefill(room: PrefillRoom, event: PrefillEvent) -> tuple[PrefillRoom, RoomRow]:
     """One step: the next room (the very same object if nothing changed) and the row taken."""
     phase, ledger = room.phase, room.ledger
-    if phase in TERMINAL or isinstance(event, (Fail, Close, Queued)):
+    if phase in TERMINAL or isinstance(event, (Fail, Close, Queued, Idle)):
         guard = Guard.REPEATED
     else:
         ledger = ledger.apply(event)

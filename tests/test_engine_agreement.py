@@ -10,6 +10,7 @@ import pytest
 from engine_bench import Bench, Plan, Shape, send_in, serve_another
 from mutants import Mutant, dies, named
 
+from kvrooms.engine import sends
 from kvrooms.engine.decode import DecodeRoom
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.prefill import PrefillRoom
@@ -194,9 +195,7 @@ def test_the_checks_pass_without_a_mutant() -> None:
         Mutant(ledger, "differences", "declared.pages != wanted.pages:", "declared.pages > wanted.pages:"),
         Mutant(ledger, "differences", "declared.aux != wanted.aux:", "not wanted.aux:"),
         Mutant(PrefillCore, "_bind", "self._declare(record, record.sends[-1])", "pass"),
-        Mutant(
-            PrefillCore, "_too_much", "sent[name] <= expected.get(name, 0)", "bool(sent[name]) <= (name in expected)"
-        ),
+        Mutant(sends, "too_much", "sent[name] <= expected.get(name, 0)", "bool(sent[name]) <= (name in expected)"),
         Mutant(PrefillCore, "_tell_failed", "self._tell(writer, ", "repr("),
         Mutant(DecodeCore, "_peer_failed", "grant is not None and", "grant is None and"),
     ]

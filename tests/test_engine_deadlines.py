@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from engine_bench import Bench, Shape, send_in
 from engine_peers import HandDecode, HandPrefill
+from mutants import Mutant, dies, named
 
 from kvrooms import Status
 from kvrooms.engine import grants, prefill_links
+from kvrooms.engine.prefill_core import PrefillCore
+from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.world import Faults
 from kvrooms.protocol import wire
@@ -128,10 +131,71 @@ def test_a_caller_of_prefill_that_sends_no_more() -> None:
     ended(bench, sender, Reason.DEADLINE_WAITING, 20, "room 7 was in KV", "waiting for decode-0")
     assert receiver.failure.reason is Reason.DEADLINE_WAITING
     again_plan = bench.plan(2)
-    receiver, sender = bench.receive(again_plan, 8), bench.offer(again_plan, 8, moving_timeout_s=10)
-    sender.send(again_plan.source["kv"][:1])
-    ended(bench, sender, Reason.DEADLINE_MOVING, 30, "room 8 was in KV")
+    receiver = bench.receive(again_plan, 8, moving_timeout_s=600)
+    sender = bench.offer(again_plan, 8, moving_timeout_s=10)
+    sender.send(again_plan.source["kv"][:1])  # which settles: from there on it is the caller's turn
+    ended(bench, sender, Reason.DEADLINE_WAITING, 320, "room 8 was in KV", "handed over by the caller so far: 1 pages")
+    assert receiver.failure.reason is Reason.DEADLINE_WAITING
+
+
+def check_stuck(seed: int) -> None:
+    """What is handed over and does not settle is a transfer that stands still, from whichever side it is looked at."""
+    bench = Bench(seed)
+    plan = bench.plan(2)
+    sender = bench.offer(plan, queued_timeout_s=50, moving_timeout_s=10)
+    sender.send(plan.source["kv"], last=True)
+    bench.settle()
+    bench.world.writes_held = True
+    receiver = bench.receive(plan)
+    ended(bench, sender, Reason.DEADLINE_MOVING, 10, "room 7 was in KV", "handed over by the caller so far: everything")
     assert receiver.failure.reason is Reason.DEADLINE_MOVING
+
+
+def check_turn(seed: int) -> None:
+    """A room that waits for its turn behind one that moves is not slow; one that waits behind a stuck one is."""
+    settings = EngineSettings(piece_bytes=64, inflight_per_peer_bytes=64, inflight_bytes=64)
+    bench = Bench(seed, pages=40, settings=settings)
+    long, short = bench.plan(20), bench.plan(1)
+    first = [bench.receive(long, 1), bench.offer(long, 1)]
+    bench.settle()
+    bench.world.writes_held = True
+    send_in(first[1], long, [20])
+    bench.settle()
+    second = [bench.receive(short, 2), bench.offer(short, 2, moving_timeout_s=10)]
+    bench.settle()
+    send_in(second[1], short, [1])
+    for _ in range(4):
+        bench.pass_time(6)
+        core = bench.prefill._core
+        core.progressed_at = core.clock.now()  # as if a piece of the first had settled
+    assert not second[1].poll().terminal
+    bench.finish(second[1], timers=True)
+    assert second[1].failure.reason is Reason.DEADLINE_MOVING
+    bench.world.writes_held = False
+    bench.finish(*first, timers=True)
+
+
+@pytest.mark.parametrize("check", [check_stuck, check_turn])
+def test_a_stuck_transfer_is_told_from_one_that_waits(check: Any) -> None:
+    for seed in range(3):
+        check(seed)
+
+
+@named([
+    Mutant(PrefillPosting, "_settled", "self._step(record, Idle())", "pass"),
+    Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at and ", ""),
+    Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at", "False"),
+    Mutant(PrefillCore, "_bind", "self._step(record, Queued())", "pass"),
+])  # fmt: skip
+def test_the_checks_of_turns_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+
+    def all_of_them() -> None:
+        test_a_caller_of_prefill_that_sends_no_more()
+        check_stuck(0)
+        check_turn(0)
+
+    dies(all_of_them)
 
 
 def test_deadlines_end_rooms_while_frames_are_lost_in_both_directions() -> None:

@@ -21,12 +21,13 @@ from ..protocol.events import (
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
-from ..protocol.manifest import Declaration, Manifest, counts_of
+from ..protocol.manifest import Declaration
 from ..protocol.plan import DescriptorTable
 from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain, step_drain
 from ..statemachine.rooms import PREFILL_ROOM, step_prefill
 from ..statemachine.table import Kind
+from . import sends as sending
 from .core import Link, Ports, Record, log_end
 from .grants import Verdict
 from .health import Held
@@ -88,17 +89,10 @@ class PrefillCore(PrefillPosting):
             if declaration.pages is None and pages > wanted.pages:
                 declaration = Declaration(pages, declaration.aux, declaration.state)
             if declaration.state is None:
-                declaration = Declaration(declaration.pages, declaration.aux, self._too_much(send, wanted))
+                counts = sending.too_much(self.layout.component_names, send, wanted)
+                declaration = Declaration(declaration.pages, declaration.aux, counts)
         if declaration != Declaration():
             self._step(record, Declared(declaration))
-
-    def _too_much(self, send: Send, wanted: Manifest) -> tuple[tuple[str, int], ...] | None:
-        """The counts of state if one is larger than wanted; those that are not yet are left as wanted."""
-        names, expected = self.layout.component_names, dict(wanted.state)
-        sent = {name: at + len(some) for name, (at, some) in zip(names, send.state, strict=False)}
-        if all(sent[name] <= expected.get(name, 0) for name in sent):
-            return None
-        return counts_of(names, tuple(max(sent[name], expected.get(name, 0)) for name in names))
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +156,7 @@ class PrefillCore(PrefillPosting):
             self._timers.arm(record, Alarm.CAP, self.now + settings.cap_timeout_s)
             return
         seconds = settings.moving_timeout_s if timer is Timer.MOVING else settings.queued_timeout_s
-        record.timer = timer
+        record.timer, record.armed_at = timer, self.now
         self._timers.arm(record, Alarm.PHASE, self.now + seconds)
 
     def _deadline(self, record: PrefillRecord, timer: Timer) -> None:
@@ -233,6 +227,8 @@ class PrefillCore(PrefillPosting):
         if record.room.phase not in TERMINAL:
             for send in record.sends:
                 writer.outbox.put(send)
+            if record.sends:
+                self._step(record, Queued())
             self._make_ready(writer)
 
     def _park(self, writer: Writer) -> None:
@@ -349,6 +345,8 @@ class PrefillCore(PrefillPosting):
 
     def _own_alarm(self, owner: object, alarm: Alarm) -> None:
         match alarm, owner:
+            case Alarm.PHASE, PrefillRecord(timer=Timer.MOVING) as record if self._queued(record):
+                self._arm(record, Timer.MOVING)
             case Alarm.PHASE, PrefillRecord(timer=Timer() as timer) as record:
                 self._deadline(record, timer)
             case Alarm.CAP, PrefillRecord() as record:

@@ -6,13 +6,13 @@ from collections import deque
 
 from ..protocol import notify
 from ..protocol.errors import TransportError, UncertainWrite
-from ..protocol.events import DrainEvent, PrefillEvent, Settled
+from ..protocol.events import DrainEvent, Idle, PrefillEvent, Settled
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.manifest import Manifest
 from ..protocol.notify import Part, PartKind
 from ..protocol.plan import DescriptorTable, Piece
-from ..protocol.status import Phase
+from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain
 from . import sends as sending
 from .core import Ports
@@ -160,6 +160,12 @@ class PrefillPosting(PrefillLinks):
         record.bytes += piece.bytes
         for kind, component, first, size in piece.parts:
             self._step(record, Settled(0, kind, component, first, first + size))
+        if record.room.phase not in TERMINAL and not any(map(_busy, record.writers)):
+            self._step(record, Idle())
+
+    def _queued(self, record: PrefillRecord) -> bool:
+        """Whether a room only waits for its turn: nothing of it is posted, and others have made progress meanwhile."""
+        return self.progressed_at > record.armed_at and not any(writer.drain.posted for writer in record.writers)
 
     @property
     def listening(self) -> bool:
@@ -175,3 +181,8 @@ class PrefillPosting(PrefillLinks):
                 self._count_posted(writer, -piece.bytes)
                 self._settled(writer, piece, error)
         return busy
+
+
+def _busy(writer: Writer) -> bool:
+    """Whether something of a grant is posted, or is still to be."""
+    return writer.drain.posted > 0 or writer.outbox.peek(writer.wanted) is not None

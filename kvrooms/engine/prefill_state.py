@@ -74,6 +74,7 @@ class PrefillRecord(Record):
         self.watcher = watcher
         self.room = prefill_room()
         self.timer: Timer | None = None
+        self.armed_at = 0.0
         self.writers: dict[Writer, None] = {}
         self.sends: list[Send] = []
         self.freed = False

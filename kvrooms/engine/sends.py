@@ -12,7 +12,7 @@ from ..protocol import wire
 from ..protocol.errors import WireError
 from ..protocol.intervals import size
 from ..protocol.layout import Layout, Regions
-from ..protocol.manifest import Declaration, Indices, Manifest, check_manifest
+from ..protocol.manifest import Declaration, Indices, Manifest, check_manifest, counts_of
 from ..protocol.notify import PartKind
 from ..protocol.plan import DescriptorTable, Piece, Transfer, pieces
 
@@ -98,6 +98,15 @@ def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
         source, target = (np.array([slot], dtype=np.int32) for slot in (send.aux_index, wanted.aux_index))
         result.append(Transfer(PartKind.AUX, 0, 0, 0, source, target))
     return result
+
+
+def too_much(names: tuple[str, ...], send: Send, wanted: Manifest) -> tuple[tuple[str, int], ...] | None:
+    """The counts of state if one is larger than wanted; those that are not yet are left as wanted."""
+    expected = dict(wanted.state)
+    sent = {name: at + len(some) for name, (at, some) in zip(names, send.state, strict=False)}
+    if all(sent[name] <= expected.get(name, 0) for name in sent):
+        return None
+    return counts_of(names, tuple(max(sent[name], expected.get(name, 0)) for name in names))
 
 
 class Outbox:

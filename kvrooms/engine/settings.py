@@ -40,7 +40,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long a room of the prefill side may wait for its peer's METADATA, or for its caller's next send."""
 
     moving_timeout_s: _Seconds = 300.0
-    """How long a transfer may stand still, with nothing landing or settling, once it has begun."""
+    """How long a transfer may stand still, with nothing landing or settling, once it has begun. On prefill only while
+    something is handed over and has not settled, and not while it waits for its turn behind other rooms that move; on
+    decode, which cannot know, the time in which prefill computes the next chunk counts."""
 
     cap_timeout_s: _Seconds = 1800.0
     """The longest life of a room, whatever progress it makes."""
