@@ -309,7 +309,11 @@ class Subject:
         return ()
 
     def steps(self) -> Sequence[Step]:
-        """What the subject saw happen since this was last called (messages, writes, notifications), for timelines."""
+        """What the subject saw happen since this was last called (messages, writes, notifications), for timelines.
+
+        `Step.at` is `time.monotonic()` of the moment (the same in all processes of a Linux host); for a simulated
+        subject anything that keeps the order: the suite numbers the steps.
+        """
         return ()
 
     # -- faults --------------------------------------------------------------------------------------------------
