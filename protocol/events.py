@@ -40,10 +40,11 @@ DEADLINE_REASON = {
 
 
 class RoomEvent(Symbol):
-    """The columns of the two room tables: the first seven are progress, the rest end a room."""
+    """The columns of the two room tables: the first eight are progress, the rest end a room."""
 
     ACCEPTED = "a sending rank has accepted the grant"
     LANDED = "positions of a part have landed"
+    HELD = "decode, which has no memory for the room yet, asks to keep it"
     BOUND = "METADATA of a receiving rank has arrived"
     DECLARED = "the caller has declared totals"
     QUEUED = "the caller has handed over something to send"
@@ -86,6 +87,12 @@ class Landed(Event, frozen=True):
     component: int
     start: int
     stop: int
+
+
+class Held(Event, frozen=True):
+    """prefill: decode, which has no memory for the room yet, asks to keep it."""
+
+    KIND = RoomEvent.HELD
 
 
 class Bound(Event, frozen=True):
@@ -140,7 +147,7 @@ class Close(Event, frozen=True):
 
 
 DecodeEvent: TypeAlias = Accepted | Landed | Fail | Close
-PrefillEvent: TypeAlias = Bound | Declared | Queued | Settled | Idle | Fail | Close
+PrefillEvent: TypeAlias = Held | Bound | Declared | Queued | Settled | Idle | Fail | Close
 
 
 class LeaseEvent(Symbol):

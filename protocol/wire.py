@@ -153,9 +153,42 @@ class Goodbye(Body, frozen=True):
     undrained: Annotated[tuple[Grant, ...], msgspec.Meta(max_length=65536)] = ()
 
 
-Frame: TypeAlias = Hello | Welcome | Refuse | Metadata | Accept | Reject | Failed | Abort | Ack | Ping | Pong | Goodbye
+class Hold(Body, frozen=True):
+    """decode -> prefill: keep this room until its METADATA comes. Repeated while decode has no memory for it."""
+
+    KIND: ClassVar[int] = 13
+    room: Annotated[int, msgspec.Meta(ge=0, le=ROOM_MAX)]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
+
+
+class HoldLost(Body, frozen=True):
+    """prefill -> decode: the room that was to be kept has ended."""
+
+    KIND: ClassVar[int] = 14
+    room: Annotated[int, msgspec.Meta(ge=0, le=ROOM_MAX)]
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
+    reason: Reason
+    detail: Detail
+
+
+Frame: TypeAlias = (
+    Hello
+    | Welcome
+    | Refuse
+    | Metadata
+    | Accept
+    | Reject
+    | Failed
+    | Abort
+    | Ack
+    | Ping
+    | Pong
+    | Goodbye
+    | Hold
+    | HoldLost
+)
 FRAMES: tuple[type[Body], ...] = (
-    Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye,
+    Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye, Hold, HoldLost,
 )  # fmt: skip
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
     cls.KIND: cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(cls)) for cls in FRAMES

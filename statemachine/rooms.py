@@ -20,6 +20,7 @@ from ..protocol.events import (
     DecodeEvent,
     Do,
     Fail,
+    Held,
     Idle,
     PrefillEvent,
     Queued,
@@ -112,11 +113,12 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
         Phase.FAILED, Do.DISARM, Do.REPORT, Do.SEND_FAILED, Do.DRAIN_VOIDED, guard=Guard.MISMATCHED
     )
     for phase in _PHASES:
-        cells[phase, RoomEvent.BOUND] = (ignore(),)
+        cells[phase, RoomEvent.HELD] = cells[phase, RoomEvent.BOUND] = (ignore(),)
         cells[phase, RoomEvent.QUEUED] = (go(phase, arm(Timer.MOVING)),)
         cells[phase, RoomEvent.IDLE] = (go(phase, arm(Timer.WAITING)),)  # a caller that computes is no stuck transfer
         cells[phase, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, *_advance(phase, None, done))
         cells[phase, RoomEvent.SETTLED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
+    cells[Phase.METADATA, RoomEvent.HELD] = (go(Phase.METADATA, arm(Timer.BOOTSTRAP)),)
     bound = _advance(Phase.METADATA, Timer.WAITING, done, first=(Do.SEND_ACCEPT,))
     cells[Phase.METADATA, RoomEvent.BOUND] = (ignore(Guard.REPEATED), mismatched, *bound)
     cells[Phase.METADATA, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, go(Phase.METADATA))
@@ -124,7 +126,9 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
     for event in (RoomEvent.SETTLED, RoomEvent.IDLE):  # nothing is posted before every rank is bound
         cells[Phase.METADATA, event] = (ignore(),)
     _endings(cells, (Do.SEND_FAILED, Do.DRAIN_VOIDED))
-    progress = (RoomEvent.BOUND, RoomEvent.DECLARED, RoomEvent.QUEUED, RoomEvent.SETTLED, RoomEvent.IDLE)
+    progress = (
+        RoomEvent.HELD, RoomEvent.BOUND, RoomEvent.DECLARED, RoomEvent.QUEUED, RoomEvent.SETTLED, RoomEvent.IDLE,
+    )  # fmt: skip
     events = (*progress, *ENDINGS, RoomEvent.CLOSE)
     for event in events:
         cells[Phase.DONE, event] = cells[Phase.FAILED, event] = (ignore(),)
@@ -147,6 +151,7 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
 
 DECODE_ROOM = _decode_table()
 PREFILL_ROOM = _prefill_table()
+_SAYS_NOTHING_OF_OBLIGATIONS = (Fail, Close, Held, Queued, Idle)
 _DECODE = DECODE_ROOM.compile()
 _PREFILL = PREFILL_ROOM.compile()
 
@@ -198,7 +203,7 @@ def step_decode(room: DecodeRoom, event: DecodeEvent) -> tuple[DecodeRoom, RoomR
 def step_prefill(room: PrefillRoom, event: PrefillEvent) -> tuple[PrefillRoom, RoomRow]:
     """One step: the next room (the very same object if nothing changed) and the row taken."""
     phase, ledger = room.phase, room.ledger
-    if phase in TERMINAL or isinstance(event, (Fail, Close, Queued, Idle)):
+    if phase in TERMINAL or isinstance(event, _SAYS_NOTHING_OF_OBLIGATIONS):
         guard = Guard.REPEATED
     else:
         ledger = ledger.apply(event)

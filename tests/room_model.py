@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tables import Item, Small, decode_events, prefill_events
 
-from kvrooms.protocol.events import Accepted, Bound, Declared, Do, Fail, Idle, Landed, Queued, Settled
+from kvrooms.protocol.events import Accepted, Bound, Declared, Do, Fail, Held, Idle, Landed, Queued, Settled
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.manifest import Declaration, Manifest
 from kvrooms.protocol.notify import PartKind
@@ -141,7 +141,7 @@ def prefill_model(small: Small, facts: Facts, event: Any) -> Facts:
                 return facts  # nothing can have been posted
             chunk = frozenset((event.receiver, event.part, event.component, p) for p in range(event.start, event.stop))
             return facts._replace(items=facts.items | chunk)
-        case Queued() | Idle():
+        case Held() | Queued() | Idle():
             return facts
         case Fail(reason=reason):
             return facts._replace(ended=reason)

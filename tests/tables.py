@@ -15,6 +15,7 @@ from kvrooms.protocol.events import (
     Close,
     Declared,
     Fail,
+    Held,
     Idle,
     Landed,
     Queued,
@@ -124,7 +125,16 @@ def right(small: Small) -> Declaration:
 def prefill_events(small: Small, declarations: Iterable[Declaration]) -> list[Any]:
     """Everything that can happen to a small room on prefill, with these declarations of its caller."""
     bound = [Bound(rank, wanted) for rank, wanted in enumerate(small.manifests)]
-    return [*bound, *map(Declared, declarations), Queued(), Idle(), *map(settled, chunks(small)), *FAILS, Close()]
+    return [
+        *bound,
+        *map(Declared, declarations),
+        Held(),
+        Queued(),
+        Idle(),
+        *map(settled, chunks(small)),
+        *FAILS,
+        Close(),
+    ]
 
 
 def explore(start: V, events: Iterable[E], step: Callable[[V, E], V | None]) -> set[V]:

@@ -27,7 +27,7 @@ BODIES: dict[type[wire.Body], st.SearchStrategy[Any]] = {
     wire.Refuse: st.builds(wire.Refuse, st.lists(details, min_size=1, max_size=3).map(tuple)),
     wire.Metadata: st.builds(
         wire.Metadata, rooms, attempts, grants, u64, manifests, packed, st.integers(-1, 2**31 - 1),
-        st.lists(packed, max_size=3).map(tuple), st.text(max_size=16),
+        st.lists(packed, max_size=3).map(tuple), st.text(max_size=16), st.booleans(),
     ),
     wire.Accept: st.builds(wire.Accept, grants),
     wire.Reject: st.builds(wire.Reject, grants, reasons, details),
@@ -37,6 +37,8 @@ BODIES: dict[type[wire.Body], st.SearchStrategy[Any]] = {
     wire.Ping: st.builds(wire.Ping, u64),
     wire.Pong: st.builds(wire.Pong, u64),
     wire.Goodbye: st.builds(wire.Goodbye, st.lists(grants, max_size=4).map(tuple)),
+    wire.Hold: st.builds(wire.Hold, rooms, attempts),
+    wire.HoldLost: st.builds(wire.HoldLost, rooms, attempts, reasons, details),
 }  # fmt: skip
 bodies = st.one_of(*BODIES.values())
 KINDS = pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
@@ -69,7 +71,7 @@ def outcome(frame: bytes) -> wire.Received | WireError:
 
 def test_every_frame_kind_is_here() -> None:
     assert tuple(BODIES) == FRAMES
-    assert [kind.KIND for kind in FRAMES] == list(range(1, 13))
+    assert [kind.KIND for kind in FRAMES] == list(range(1, 15))
 
 
 @KINDS
@@ -150,7 +152,7 @@ def check_header() -> None:
         ({"version": 0}, "version"),
         ({"version": 2}, "version"),
         ({"kind": 0}, "kind"),
-        ({"kind": 13}, "kind"),
+        ({"kind": 15}, "kind"),
         ({"kind": 255}, "kind"),
         ({"reserved": 1}, "reserved"),
         ({"reserved": 256}, "reserved"),

@@ -28,6 +28,7 @@ from ..protocol.events import (
     Declared,
     Do,
     Fail,
+    Held,
     Idle,
     Landed,
     Queued,
@@ -47,7 +48,7 @@ from .spec_wire import Data, notification_data, unwrap, wire_data
 AnyTable = table.Table[Any, Any, Any]
 TABLES: tuple[AnyTable, ...] = (rooms.DECODE_ROOM, rooms.PREFILL_ROOM, memory.LEASE, memory.DRAIN)
 _SIDE = {"decode room": "decode", "prefill room": "prefill", "lease": "decode", "drain": "prefill"}
-_CARRIED = {event.KIND: event for event in (Accepted, Landed, Bound, Declared, Queued, Settled, Idle, Close)}
+_CARRIED = {event.KIND: event for event in (Accepted, Landed, Held, Bound, Declared, Queued, Settled, Idle, Close)}
 
 # Which setting gives a deadline its seconds; tests compare it with what the engine arms.
 DEADLINE_SETTINGS: dict[tuple[str, Timer], str] = {

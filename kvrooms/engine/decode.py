@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from ..protocol.errors import InvalidArgument
+from ..protocol.errors import InvalidArgument, Overloaded
 from ..protocol.identity import RoomKey, check_int, room_key
 from ..protocol.manifest import Indices, derive, page_indices
 from ..protocol.manifest import state_indices as spelled
@@ -18,6 +18,7 @@ from .core import EngineCore
 from .decode_core import DecodeCore
 from .decode_state import DecodeRecord, Destination, Target
 from .handle import Room
+from .holds import Hold
 from .host import Assembly, Engine
 from .settings import EngineSettings, load_settings
 
@@ -54,6 +55,7 @@ class DecodeEngine(Engine):
             assembly = assemble(check_instance(name or f"decode-{os.getpid()}"), memory, settings)
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         self._targets: dict[tuple[str, str, int], Target] = {}
+        self._holds: dict[RoomKey, Hold] = {}
         super().__init__(memory, settings, assembly)
 
     def _make_core(self, assembly: Assembly) -> EngineCore:
@@ -99,8 +101,36 @@ class DecodeEngine(Engine):
         record = DecodeRecord(key, settings, 0.0, target, manifest, Destination(destination_pages, slot, owed), handle)
         handle.record = record
         self._admit(handle, key, (destination_pages, slot, indices))
+        held = self._holds.get(key)
+        if held is not None:
+            self.release(held)
         self._submit(cast(DecodeCore, self._core).open, record)
         return handle
+
+    def hold(self, room: int, *, bootstrap: str, attempt: int = 0, instance: str = "", rank: int = 0) -> Hold:
+        """Ask prefill to keep a room that there is no memory for yet, until `open` or `release`. Never blocks.
+
+        bootstrap, instance, rank, attempt: as for `open`, which takes over what is held. Raises InvalidArgument,
+        EngineClosed, Overloaded.
+        """
+        key = room_key(room, attempt)
+        hold = Hold(key, self._target(bootstrap, instance, rank))
+        with self.lock:
+            self._check_room()
+            if key in self._holds:
+                raise InvalidArgument("room", room, f"{key} is held already")
+            if len(self._holds) >= self.settings.rooms_max:
+                raise Overloaded(f"{self.name} holds {len(self._holds)} rooms, and rooms_max is that")
+            self._holds[key] = hold
+        self._submit(cast(DecodeCore, self._core).hold, hold)
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        """Let prefill give a room up. Idempotent."""
+        with self.lock:
+            if self._holds.get(hold.key) is hold:
+                del self._holds[hold.key]
+        self._submit(cast(DecodeCore, self._core).release, hold)
 
     def _admit(self, handle: DecodeRoom, key: RoomKey, items: Claimed) -> None:
         """Take the room's key and its items, all or none. Raises InvalidArgument and EngineClosed."""

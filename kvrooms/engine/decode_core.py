@@ -28,14 +28,14 @@ from ..statemachine.table import Kind
 from . import account
 from .account import Met
 from .core import Link, Ports, Record, log_end
-from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
 from .digests import Digester
 from .health import Held
+from .holds import DecodeHolds, Hold
 from .timers import Alarm
 
 
-class DecodeCore(DecodeLinks):
+class DecodeCore(DecodeHolds):
     """Rooms that receive. See `EngineCore`."""
 
     def __init__(self, ports: Ports) -> None:
@@ -319,6 +319,8 @@ class DecodeCore(DecodeLinks):
             case wire.Reject(number, reason, detail):
                 self._peer_failed(peer, number, reason, detail)
                 self._acked(peer, number)
+            case wire.HoldLost():
+                self._hold_lost(body, link)
             case wire.Ack(number):
                 self._peer_failed(peer, number, Reason.PEER_FAILED, "it will not write any more")
                 self._acked(peer, number)
@@ -345,6 +347,8 @@ class DecodeCore(DecodeLinks):
                 self._deadline(record, Timer.CAP)
             case Alarm.RETRY, Grant() as grant:
                 self._lease(grant, LeaseEvent.RETRY)
+            case Alarm.HOLD, Hold() as hold:
+                self._renew(hold)
             case Alarm.REDIAL, DecodeLink() as link:
                 self._seek(link)
             case _:
@@ -386,4 +390,5 @@ class DecodeCore(DecodeLinks):
             "peers": len(self._peers),
             "grants": self.undrained,
             "tickets": len(self._tickets),
+            "holds": len(self._holds),
         }

@@ -90,11 +90,14 @@ class DecodeLinks(EngineCore):
                 self._send_metadata(other, grant)
             else:
                 other.held[grant] = None
+        other.holds.update(link.holds)
+        if other.up:
+            self._linked(other)
 
     def _redial(self, link: DecodeLink, trouble: str) -> None:
         """Try again after a pause, as long as somebody needs the link."""
         link.trouble = trouble
-        if not (link.held or self._owes_aborts(link)):
+        if not (link.held or link.holds or self._owes_aborts(link)):
             self._by_target = {target: other for target, other in self._by_target.items() if other is not link}
             return
         self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
@@ -141,14 +144,21 @@ class DecodeLinks(EngineCore):
         held, link.held = link.held, {}
         for grant in held:
             self._send_metadata(link, grant)
+        self._linked(link)
+
+    def _linked(self, link: DecodeLink) -> None:
+        """A link is up."""
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
         """The two engines cannot work together: the rooms that wait for this link learn why."""
         assert isinstance(link, DecodeLink)
         self._drop(link, "refused")
-        failure = Failure(Reason.HANDSHAKE_REFUSED, "; ".join(words)[:DETAIL_MAX])
         for grant in list(link.held):
-            self._fail(grant.record, On.PEER_LOST, failure)
+            self._fail(grant.record, On.PEER_LOST, self._refusal(words))
+
+    @staticmethod
+    def _refusal(words: tuple[str, ...]) -> Failure:
+        return Failure(Reason.HANDSHAKE_REFUSED, "; ".join(words)[:DETAIL_MAX])
 
     def _lost(self, link: Link, event: Closed) -> None:
         assert isinstance(link, DecodeLink)

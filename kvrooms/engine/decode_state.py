@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .core import Link, Record
 from .health import range_bytes
 from .settings import EngineSettings
 from .watch import Watcher
+
+if TYPE_CHECKING:
+    from .holds import Hold
 
 REDIAL_FIRST_S = 0.02
 
@@ -81,6 +84,7 @@ class DecodeLink(Link):
         self.sought = 0
         self.peer: Peer | None = None
         self.held: dict[Grant, None] = {}
+        self.holds: dict[Hold, None] = {}
         self.backoff_s = REDIAL_FIRST_S
         self.trouble = "its registry has not answered yet"
 

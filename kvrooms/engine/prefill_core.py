@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from ..protocol import wire
-from ..protocol.errors import WireError
 from ..protocol.events import (
     DEADLINE_REASON,
-    Bound,
     Close,
     Command,
     Declared,
@@ -22,29 +20,21 @@ from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.manifest import Declaration
-from ..protocol.plan import DescriptorTable
-from ..protocol.status import TERMINAL, Phase
+from ..protocol.status import TERMINAL
 from ..statemachine.memory import Drain, step_drain
 from ..statemachine.rooms import PREFILL_ROOM, step_prefill
 from ..statemachine.table import Kind
 from . import sends as sending
-from .core import Link, Ports, Record, log_end
-from .grants import Verdict
-from .health import Held
-from .parking import Parking
-from .prefill_posting import PrefillPosting
+from .core import Link, Record, log_end
+from .health import Held as HeldMemory
+from .prefill_grants import PrefillGrants
 from .prefill_state import PrefillPeer, PrefillRecord, Writer, late, met_of
-from .sends import Outbox, Send, wanted_of
+from .sends import Send
 from .timers import Alarm
 
 
-class PrefillCore(PrefillPosting):
+class PrefillCore(PrefillGrants):
     """Rooms that send. See `EngineCore`."""
-
-    def __init__(self, ports: Ports, source: DescriptorTable) -> None:
-        super().__init__(ports, source)
-        self._rooms: dict[RoomKey, PrefillRecord] = {}
-        self._parked = Parking(ports.settings)
 
     # -- what the caller asks (through `submit`) -----------------------------------------------------------------
 
@@ -176,112 +166,6 @@ class PrefillCore(PrefillPosting):
         if writer.peer.link is not None:
             self._send(writer.peer.link, body)
 
-    # -- grants --------------------------------------------------------------------------------------------------
-
-    def _metadata(self, peer: PrefillPeer, body: wire.Metadata) -> None:
-        number, key = body.grant, RoomKey(body.room, body.attempt)
-        if number in peer.drains or peer.book.verdict(number) is Verdict.OVER:
-            self.counters["grants repeated"] += 1
-            if number not in peer.drains:
-                self._reject(peer, number, Reason.REFUSED, "the grant is void or over")
-            return
-        try:
-            assert peer.regions is not None
-            wanted = wanted_of(self.layout, self.regions, peer.regions, body)
-        except WireError as error:
-            self._over(peer, number)
-            self._reject(peer, number, Reason.PROTOCOL, str(error))
-            return
-        assert peer.table is not None
-        outbox = Outbox(self.layout, self._source, peer.table, self.settings.piece_bytes)
-        writer = Writer(peer, number, body.token, key, wanted, outbox)
-        peer.drains[number] = writer
-        self._place(writer)
-
-    def _place(self, writer: Writer) -> None:
-        """Give a new grant to its room, or park it until the room is opened."""
-        record = self._rooms.get(writer.key)
-        if record is not None and record.room.phase not in TERMINAL and record.writers:
-            bound = next(iter(record.writers))
-            if bound.peer is not writer.peer:
-                self._refuse_grant(writer, f"{writer.key} is bound to {bound.peer.engine}")
-                return
-            if bound.number > writer.number:
-                self._refuse_grant(writer, f"{writer.key} is bound to a newer grant ({bound.number})")
-                return
-            detail = f"decode asked again for {writer.key} (grant {writer.number})"
-            self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
-            record = None
-        # A room that is DONE, or was superseded, says nothing to a new grant: that waits for the room's next life.
-        if record is None or record.room.phase is Phase.DONE:
-            self._park(writer)
-        else:
-            self._bind(record, writer)
-
-    def _bind(self, record: PrefillRecord, writer: Writer) -> None:
-        writer.record = record
-        record.writers[writer] = None
-        self._step(record, Bound(0, writer.wanted.manifest))
-        if record.sends and record.sends[-1].declaration == Declaration() and record.room.phase not in TERMINAL:
-            self._declare(record, record.sends[-1])  # not the last one, but it may be too much already
-        if record.room.phase not in TERMINAL:
-            for send in record.sends:
-                writer.outbox.put(send)
-            if record.sends:
-                self._step(record, Queued())
-            self._make_ready(writer)
-
-    def _park(self, writer: Writer) -> None:
-        if self.closing or self.draining:
-            self._refuse_grant(writer, "the engine is being closed")
-            return
-        if self._parked.full(writer.peer):
-            self._refuse_grant(writer, f"{writer.key} is not open here, and too many such grants wait already")
-            return
-        for other in [other for other in self._parked.of(writer.key) if other.peer is writer.peer]:
-            older, newer = sorted((other, writer), key=lambda one: one.number)
-            self._refuse_grant(older, f"decode asked again for {writer.key} (grant {newer.number})")
-            if older is writer:
-                return
-        self._parked.add(writer)
-        self._timers.arm(writer, Alarm.PARKED, self.now + self.settings.parked_ttl_s)
-
-    def _unpark(self, writer: Writer) -> None:
-        if self._parked.remove(writer):
-            self._timers.disarm(writer, Alarm.PARKED)
-
-    def _refuse_grant(self, writer: Writer, detail: str) -> None:
-        """A grant without a room is refused; Reject is its acknowledgement too."""
-        self._unpark(writer)
-        writer.peer.drains.pop(writer.number, None)
-        self._over(writer.peer, writer.number)
-        self._reject(writer.peer, writer.number, Reason.REFUSED, detail)
-
-    def _reject(self, peer: PrefillPeer, number: int, reason: Reason, detail: str) -> None:
-        if peer.link is not None:
-            self._send(peer.link, wire.Reject(number, reason, detail[:DETAIL_MAX]))
-
-    def _over(self, peer: PrefillPeer, number: int) -> None:
-        peer.book.end(number)
-        if peer.book.overfull and peer.link is not None:
-            self._drop(peer.link, "too many gaps in its grants")
-
-    def _acknowledge(self, peer: PrefillPeer, number: int) -> None:
-        """Promise that nothing of the grant is posted and nothing will land; not if one of its writes has failed."""
-        if peer.link is not None and number not in peer.doubtful:
-            self._send(peer.link, wire.Ack(number))
-
-    def _aborted(self, peer: PrefillPeer, body: wire.Abort) -> None:
-        writer = peer.drains.get(body.grant)
-        if writer is None:
-            self._over(peer, body.grant)  # also one that was never seen: its METADATA must find it void
-            self._acknowledge(peer, body.grant)
-            return
-        if writer.record is not None:
-            self._fail(writer.record, On.PEER_FAILED, Failure(body.reason, body.detail, "peer"))
-        self._unpark(writer)
-        self._drain(writer, DrainEvent.VOIDED)
-
     # -- drains --------------------------------------------------------------------------------------------------
 
     def _void_all(self, peer: PrefillPeer, failure: Failure) -> None:
@@ -340,6 +224,8 @@ class PrefillCore(PrefillPosting):
                 self._metadata(peer, body)
             case wire.Abort():
                 self._aborted(peer, body)
+            case wire.Hold(room, attempt):
+                self._hold(peer, RoomKey(room, attempt))
             case _:
                 self._unexpected(link, body)
 
@@ -375,7 +261,7 @@ class PrefillCore(PrefillPosting):
         """See `EngineCore.open_records`."""
         return list(self._rooms.values())
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldMemory]:
         """See `EngineCore.held`: the grants that are void and have writes in flight."""
         writers = [writer for peer in list(self._peers.values()) for writer in list(peer.drains.values())]
         return [writer.held for writer in writers if writer.drain.state is Drain.VOID]

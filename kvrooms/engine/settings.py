@@ -37,7 +37,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """From the accepted grant until the first bytes land: prefill may have a queue."""
 
     queued_timeout_s: _Seconds = 300.0
-    """How long a room of the prefill side may wait for its peer's METADATA, or for its caller's next send."""
+    """How long a room of the prefill side may wait for its peer's METADATA, or for its caller's next send.
+    A hold of decode begins the wait for METADATA anew."""
+
+    hold_renew_s: _Seconds = 30.0
+    """How often decode renews the hold on a room that it has no memory for yet."""
 
     moving_timeout_s: _Seconds = 300.0
     """How long a transfer may stand still, with nothing landing or settling, once it has begun. On prefill only while

@@ -24,6 +24,7 @@ class Alarm(Symbol):
     HANDSHAKE = "a connection that does not complete its handshake"
     HEARTBEAT = "a connection's next ping"
     REDIAL = "a connection's next try"
+    HOLD = "a hold's next renewal"
 
 
 class Timers:

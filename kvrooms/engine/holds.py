@@ -1,0 +1,84 @@
+"""Holds: decode has no memory for a room yet, and asks prefill to keep what it has computed.
+
+Prefill keeps an unasked room for `queued_timeout_s`. While decode queues, its engine renews that; when it does not, the
+room ends at prefill, and whoever asks for it later is told so: nobody reads pages that belong to another request.
+"""
+
+from __future__ import annotations
+
+from ..protocol import wire
+from ..protocol.failure import Failure
+from ..protocol.identity import RoomKey
+from .core import Link, Ports
+from .decode_links import DecodeLinks
+from .decode_state import DecodeLink, Target
+from .timers import Alarm
+
+
+class Hold:
+    """A room that prefill is asked to keep. Made by `DecodeEngine.hold`; ended by `release`, or by opening the room."""
+
+    def __init__(self, key: RoomKey, target: Target) -> None:
+        self.key = key
+        self.target = target
+        self._lost: Failure | None = None
+
+    def __repr__(self) -> str:
+        return f"<Hold {self.key} {self._lost or 'kept'}>"
+
+    @property
+    def lost(self) -> Failure | None:
+        """Why prefill has the room no more, once it said so; the request has to be computed again then."""
+        return self._lost
+
+    def end(self, failure: Failure) -> None:
+        """The room is lost (engine's thread)."""
+        self._lost = failure
+
+
+class DecodeHolds(DecodeLinks):
+    """The part of a decode core that renews holds. See `EngineCore`."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._holds: dict[RoomKey, Hold] = {}
+
+    def hold(self, hold: Hold) -> None:
+        """Ask for a room to be kept, again and again."""
+        self._holds[hold.key] = hold
+        link = self._link(hold.target)
+        link.holds[hold] = None
+        self._renew(hold)
+
+    def release(self, hold: Hold) -> None:
+        """Ask no more. Idempotent."""
+        if self._holds.get(hold.key) is not hold:
+            return
+        del self._holds[hold.key]
+        self._timers.disarm(hold, Alarm.HOLD)
+        link = self._by_target.get(hold.target)
+        if link is not None:
+            link.holds.pop(hold, None)
+
+    def _renew(self, hold: Hold) -> None:
+        link = self._by_target.get(hold.target)
+        if link is not None and link.up and not link.dropped:
+            self._send(link, wire.Hold(*hold.key))
+        self._timers.arm(hold, Alarm.HOLD, self.now + self.settings.hold_renew_s)
+
+    def _hold_lost(self, body: wire.HoldLost, link: DecodeLink) -> None:
+        hold = self._holds.get(RoomKey(body.room, body.attempt))
+        if hold is not None and hold in link.holds:
+            hold.end(Failure(body.reason, body.detail, "peer"))
+            self.release(hold)
+
+    def _linked(self, link: DecodeLink) -> None:
+        for hold in link.holds:
+            self._renew(hold)
+
+    def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
+        super()._refuse(link, words)
+        assert isinstance(link, DecodeLink)
+        for hold in list(link.holds):
+            hold.end(self._refusal(words))
+            self.release(hold)
