@@ -124,7 +124,7 @@ VOIDED = (Drain.OPEN, DrainEvent.VOIDED, InFlight.IN_FLIGHT)
         Planted("a network's time-out is a proof", proof(decode_links, CloseCause.TIMED_OUT)),
         Mutant(DecodeLinks, "_proof", " and not link.goodbye", ""),
         Mutant(DecodeLinks, "_left", "if grant.number not in undrained:", "if True:"),
-        Mutant(DecodeLinks, "_redial", "link.held or self._owes_aborts(link)", "link.held"),
+        Mutant(DecodeLinks, "_redial", "link.holds or self._owes_aborts(link)", "link.holds"),
         Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"),
         Mutant(DecodeCore, "_free", "record.unreleased == 0", "record.room.phase is not Phase.FAILED"),
         Mutant(PrefillCore, "_maybe_freed", " and not record.writers", ""),
