@@ -1,4 +1,4 @@
-"""The command line: `kvrooms bootstrap | demo | bench | spec`.
+"""The command line: `kvrooms bootstrap | demo | bench | soak | spec`.
 
 Each command imports its implementation when it runs: `kvrooms --help` costs no torch.
 """
@@ -98,6 +98,29 @@ def bench(
     from ..bench.run import main as run
 
     raise typer.Exit(run(BenchOptions(json=json, rooms=tuple(room or ()), runs=runs, quick=quick)))
+
+
+@app.command()
+def soak(
+    rooms: Annotated[int, typer.Option(min=1, help="How many rooms.")] = 3000,
+    fault_rate: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Share of rooms with a fault of their own; 0 also means no kills.")
+    ] = 0.1,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Begin no more rooms after so many seconds. Default: no limit.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every choice; what is left to timing is not repeated.")] = 0,
+    json: _Json = False,
+) -> None:
+    """Carry rooms between real processes that are aborted, stopped, killed and lied to, and check every byte.
+
+    The last line of standard output is one JSON object; exit status 1 when anything did not hold. SIGINT or SIGTERM
+    begins no more rooms and ends with the report.
+    """
+    from ..soak.run import SoakOptions
+    from ..soak.run import main as run
+
+    raise typer.Exit(run(SoakOptions(rooms=rooms, fault_rate=fault_rate, seconds=seconds, seed=seed, json=json)))
 
 
 @app.command()

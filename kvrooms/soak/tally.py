@@ -1,0 +1,173 @@
+"""The books of a soak: which rooms ended how, and whether what was done to them explains it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .messages import Ended
+from .plan import Fault, Plan, Side
+
+KILL_LIMIT_S = 2.0
+"""Within what time of a kill the 99th percentile of the survivor's rooms must have failed."""
+_AFTER_KILL_S = 1.0
+_AFTER_FREEZE_S = 3.0
+_JUST_BEFORE_S = 0.1
+_SHOWN = 20
+
+
+@dataclass
+class Incident:
+    """A process was killed, or stopped for longer than the others wait. `over`: it serves again (or never will)."""
+
+    kind: str
+    process: str
+    began: float
+    over: float = math.inf
+    served: bool = False
+    """Whether a room of the process was carried after that."""
+
+    def explains(self, room: Carried) -> bool:
+        """Whether a room may have failed of it."""
+        margin = _AFTER_KILL_S if self.kind == "kill" else _AFTER_FREEZE_S
+        return self.process in room.processes and room.issued < self.over + margin and room.ended_at > self.began
+
+
+@dataclass
+class Carried:
+    """A room under way, or over. waiting: the sides that have not said how it ended. lost: those that never will."""
+
+    plan: Plan
+    prefill: str
+    decode: str
+    issued: float
+    waiting: set[Side] = field(default_factory=lambda: {"prefill", "decode"})
+    lost: set[Side] = field(default_factory=set)
+    ends: list[Ended] = field(default_factory=list)
+
+    @property
+    def processes(self) -> tuple[str, str]:
+        """The names of its two processes."""
+        return self.prefill, self.decode
+
+    @property
+    def ended_at(self) -> float:
+        """When its last side ended."""
+        return max((end.ended for end in self.ends), default=math.inf)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a side that can still speak says that it failed, or did not end."""
+        return any(end.status != "done" for end in self.ends)
+
+
+@dataclass
+class Tally:
+    """The figures so far."""
+
+    rooms: int = 0
+    done: int = 0
+    failed: int = 0
+    injected: int = 0
+    collateral: int = 0
+    hung: int = 0
+    corrupt: int = 0
+    canaries: int = 0
+    leaks: int = 0
+    kills: int = 0
+    stalls: int = 0
+    incidents: list[Incident] = field(default_factory=list)
+    failed_after_s: list[float] = field(default_factory=list)
+    """From each kill to the failure of each of the survivors' rooms with that process."""
+    by_fault: Counter[tuple[str, str]] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    wrongs: list[str] = field(default_factory=list)
+    """What makes the run not ok, in words."""
+
+    def wrong(self, words: str) -> None:
+        """Something must not have happened."""
+        self.wrongs.append(words)
+
+    def take(self, room: Carried) -> None:
+        """A room is over."""
+        plan = room.plan
+        self.rooms += 1
+        for end in room.ends:
+            self.hung += end.status == "hung"
+            self.corrupt += end.wrong > 0
+            if end.status == "hung" or end.wrong:
+                self.wrong(f"{_words(room)}: {end.role} is {end.status}, {end.wrong} items are wrong")
+        self._measure_kill(room)
+        fault = plan.injury.fault.value if plan.injury else "none"
+        if not room.failed:
+            self.done += 1
+            self.by_fault[fault, "done"] += 1
+            for incident in self.incidents:
+                incident.served |= incident.process in room.processes and room.issued > incident.over
+            return
+        self.failed += 1
+        self.reasons.update(end.reason or end.status for end in room.ends if end.status != "done")
+        # What the plan does to a room itself comes first; a room that must survive it can still be collateral.
+        if not plan.harmless:
+            self.injected += 1
+            self.by_fault[fault, "failed"] += 1
+        elif any(incident.explains(room) for incident in self.incidents):
+            self.collateral += 1
+            self.by_fault[fault, "collateral"] += 1
+        else:
+            self.by_fault[fault, "unexplained"] += 1
+            self.wrong(f"{_words(room)} failed, and nothing was done that explains it")
+
+    def _measure_kill(self, room: Carried) -> None:
+        """How long after its peer's death a room failed: every room that was open, and had found that peer."""
+        for kill in self.incidents:
+            if kill.kind != "kill" or kill.process not in room.processes:
+                continue
+            for end in room.ends:
+                open_then = end.opened < kill.began < end.ended
+                if not open_then or end.status != "failed":
+                    continue
+                # Prefill does not know who will come for a room that nobody has asked for yet; and a room that decode
+                # opened in the very moment of the death may wait for the peer's return.
+                just_opened = end.role == "decode" and end.opened > kill.began - _JUST_BEFORE_S
+                if end.unbound and (end.role == "prefill" or just_opened):
+                    continue
+                if room.plan.harmless:
+                    self.failed_after_s.append(end.ended - kill.began)
+
+    @property
+    def kill_p99_s(self) -> float | None:
+        """99th percentile of the time from a kill to the failure of a survivor's room with that process."""
+        times = sorted(self.failed_after_s)
+        return times[math.ceil(0.99 * len(times)) - 1] if times else None
+
+    def ok(self) -> bool:
+        """Whether everything held."""
+        slow = self.kill_p99_s is not None and self.kill_p99_s >= KILL_LIMIT_S
+        bad = self.hung or self.corrupt or self.canaries or self.leaks or self.wrongs
+        return not (slow or bad)
+
+    def table(self) -> list[str]:
+        """What was done to rooms and what became of them, one line per fault."""
+        lines = []
+        for fault in ["none", *(fault.value for fault in Fault)]:
+            counts = {how: self.by_fault[fault, how] for how in ("done", "failed", "collateral", "unexplained")}
+            if any(counts.values()):
+                lines.append(f"{fault:18} " + ", ".join(f"{count} {how}" for how, count in counts.items() if count))
+        lines.append("reasons: " + ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common()))
+        return lines
+
+    def complaints(self) -> Iterable[str]:
+        """The first of `wrongs`, and how many more there are."""
+        yield from self.wrongs[:_SHOWN]
+        if len(self.wrongs) > _SHOWN:
+            yield f"... and {len(self.wrongs) - _SHOWN} more"
+
+
+def _words(room: Carried) -> str:
+    injury = room.plan.injury
+    ends = "; ".join(f"{end.role}: {end.status} {end.detail}" for end in room.ends)
+    what = f" ({injury.fault.value} on {injury.side} {injury.frame})" if injury else ""
+    return f"room {room.plan.number}{what} of {room.prefill} and {room.decode} [{ends}]"
