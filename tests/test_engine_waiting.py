@@ -65,7 +65,7 @@ def soon(*calls: Callable[[], None]) -> threading.Thread:
 @pytest.mark.parametrize("timeout", [None, 5, 1e12, float("inf")])
 def test_wait_returns_when_the_room_ends_in_another_thread(timeout: float | None) -> None:
     room = handle()
-    thread = soon(lambda: room.moved(Phase.KV, progressed=True), lambda: done(room), room.freed)
+    thread = soon(lambda: room.moved(Phase.KV, progressed=True), lambda: done(room), lambda: room.freed("x"))
     assert room.wait(timeout) is Status.DONE
     assert room.wait_memory_free(timeout) is True
     thread.join()
@@ -94,7 +94,7 @@ def test_many_threads_wait_for_one_room() -> None:
     threads += [threading.Thread(target=lambda: seen.append(room.wait_memory_free(5))) for _ in range(8)]
     for thread in threads:
         thread.start()
-    soon(lambda: done(room), room.freed).join()
+    soon(lambda: done(room), lambda: room.freed("x")).join()
     for thread in threads:
         thread.join(5)
     assert seen.count(Status.DONE) == seen.count(True) == 8
@@ -116,7 +116,7 @@ def test_await_is_wait_for_asyncio() -> None:
     room, late = handle(), handle(8)
 
     async def main() -> list[Any]:
-        thread = soon(lambda: done(room), room.freed)
+        thread = soon(lambda: done(room), lambda: room.freed("x"))
         ended = await asyncio.gather(room, room, room.memory_freed())
         thread.join()
         with pytest.raises(TimeoutError):

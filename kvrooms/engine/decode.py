@@ -28,6 +28,9 @@ Claimed: TypeAlias = tuple[Indices, int, tuple[Indices, ...]]
 class DecodeRoom(Room):
     """A room on the decode side."""
 
+    _HELD = (
+        "held: a write may still land until the writer acknowledges the abort, is proven gone, or is said to be fenced"
+    )
     claimed: Claimed | None = None
 
 

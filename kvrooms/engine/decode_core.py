@@ -34,6 +34,14 @@ from .health import Held
 from .holds import DecodeHolds, Hold
 from .timers import Alarm
 
+_FREED = {
+    LeaseEvent.FAILED: "it was never advertised to anybody",
+    LeaseEvent.LANDED: "all of it has landed",
+    LeaseEvent.ACKED: "the writer has promised that it writes no more",
+    LeaseEvent.WRITER_GONE: "the writer's process is gone",
+    LeaseEvent.FENCED: "the orchestrator has said that the writer was fenced",
+}
+
 
 class DecodeCore(DecodeHolds):
     """Rooms that receive. See `EngineCore`."""
@@ -194,7 +202,7 @@ class DecodeCore(DecodeHolds):
                 case Do.DISARM:
                     self._timers.disarm(grant, Alarm.RETRY)
                 case Do.FREE:
-                    self._free(grant)
+                    self._free(grant, event)
                 case _:
                     raise AssertionError(f"{do} is no command of this table")
 
@@ -229,7 +237,7 @@ class DecodeCore(DecodeHolds):
             ),
         )
 
-    def _free(self, grant: Grant) -> None:
+    def _free(self, grant: Grant, event: LeaseEvent) -> None:
         record = grant.record
         link = self._by_target.get(record.target)
         if link is not None:
@@ -240,7 +248,7 @@ class DecodeCore(DecodeHolds):
             self._retire(peer)
         record.unreleased -= 1
         if record.unreleased == 0:
-            record.watcher.freed()
+            record.watcher.freed(_FREED[event])
 
     def _send_abort(self, grant: Grant) -> None:
         peer, failure = grant.peer, grant.record.failure

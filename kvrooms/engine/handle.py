@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
 from ..protocol.failure import Failure
@@ -105,8 +105,17 @@ class _Moment:
         return self.happened
 
 
+class MemoryStatus(NamedTuple):
+    """Whether a room's pages and slots may be used for something else, and why."""
+
+    free: bool
+    why: str
+
+
 class Room:
     """A room as its caller holds it. Made by `PrefillEngine.open` and `DecodeEngine.open`."""
+
+    _HELD = ""
 
     def __init__(self, desk: Desk, key: RoomKey) -> None:
         self._desk = desk
@@ -116,6 +125,7 @@ class Room:
         self._failure: Failure | None = None
         self._context: list[Failure] = []
         self._met: Met | None = None
+        self._free_why = ""
         self._end = _Moment()
         self._free = _Moment()
         self._gone = _Moment()
@@ -164,6 +174,15 @@ class Room:
         """
         return self._free.happened
 
+    @property
+    def memory_status(self) -> MemoryStatus:
+        """`memory_free` with a reason in words."""
+        if self._free.happened:
+            return MemoryStatus(free=True, why=f"free: {self._free_why}")
+        if not self._status.terminal:
+            return MemoryStatus(free=False, why="held: the room has not ended")
+        return MemoryStatus(free=False, why=self._HELD)
+
     def poll(self) -> Status:
         """The status now. Never blocks."""
         return self._status
@@ -200,11 +219,18 @@ class Room:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def abort(self, detail: str = "aborted by the caller") -> None:
-        """End the room as FAILED, and tell the other side. Idempotent; nothing happens to a room that has ended."""
+    def abort(self, detail: str = "aborted by the caller", *, timeout: float = 0.0) -> MemoryStatus:
+        """End the room as FAILED, tell the other side, and say what may be done with the memory, and why.
+
+        timeout: seconds to wait for the memory; with 0 nothing blocks, and `memory_status` tells later. Idempotent;
+        nothing happens to a room that has ended.
+        """
         self._check_process()
         if not self._status.terminal:
             self._desk.abort_room(self, detail)
+        if timeout > 0:
+            self.wait_memory_free(timeout)
+        return self.memory_status
 
     def close(self) -> None:
         """The caller is finished with the room; one that is still open is aborted. Idempotent."""
@@ -252,8 +278,9 @@ class Room:
         self._status = status_of(phase, moved=True)
         self._end.happen(self._desk.lock)
 
-    def freed(self) -> None:
+    def freed(self, why: str) -> None:
         """See `Watcher.freed`."""
+        self._free_why = why
         self._desk.room_freed(self)
         self._free.happen(self._desk.lock)
 

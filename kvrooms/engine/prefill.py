@@ -26,6 +26,8 @@ from .settings import EngineSettings, load_settings
 class PrefillRoom(Room):
     """A room on the prefill side."""
 
+    _HELD = "held: posted writes that read it have not settled"
+
     def __init__(
         self, engine: PrefillEngine, key: RoomKey, pages: int | None, aux_index: int | None, *, skip_state: bool
     ) -> None:

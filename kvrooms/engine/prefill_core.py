@@ -207,7 +207,7 @@ class PrefillCore(PrefillGrants):
     def _maybe_freed(record: PrefillRecord) -> None:
         if record.room.phase in TERMINAL and not record.writers and not record.freed:
             record.freed = True
-            record.watcher.freed()
+            record.watcher.freed("no write of it is posted, and none will be")
 
     # -- input ---------------------------------------------------------------------------------------------------
 

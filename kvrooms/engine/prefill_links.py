@@ -15,6 +15,9 @@ from .timers import Alarm
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
 _UNPROVEN_MAX = 256
 """How many decode engines that went silent are remembered, in case they come back."""
+_LOADED_MAX = 16
+"""How many of these the transport still knows. Seen with UCX over TCP: each time that a living peer is removed and added
+again, the connection of before stays open at both ends until one of the two processes ends."""
 
 
 class PrefillLinks(EngineCore):
@@ -68,6 +71,8 @@ class PrefillLinks(EngineCore):
         peer = self._peers.get(source)
         if peer is None:
             peer = PrefillPeer(source, hello.engine)
+        elif peer.table is not None and peer.regions != hello.regions:
+            raise WireError("hello.regions", "the same incarnation has described other memory before")
         elif peer.link is not None and peer.link.connection is not None:
             old = peer.link.connection
             self._drop(peer.link, "replaced by a newer connection")
@@ -108,14 +113,23 @@ class PrefillLinks(EngineCore):
             return
         while peer.kept and (peer.gone or not peer.doubtful):
             self.channel.close(peer.kept.pop())
-        self.transport.remove_peer(peer.agent)
-        peer.table = None
+        if peer.gone or peer.broken:
+            self._unload(peer)
         if peer.gone:
             self._peers.pop(peer.incarnation, None)
-        elif len(self._peers) > _UNPROVEN_MAX:
-            absent = [i for i, other in self._peers.items() if not (other.link or other.drains or other.doubtful)]
-            for incarnation in absent[:1]:
-                del self._peers[incarnation]
+            return
+        absent = [other for other in self._peers.values() if not (other.link or other.drains)]
+        for other in [other for other in absent if other.table is not None][:-_LOADED_MAX]:
+            self._unload(other)
+        if len(self._peers) > _UNPROVEN_MAX:
+            for other in [other for other in absent if not other.doubtful][:1]:
+                self._unload(other)
+                del self._peers[other.incarnation]
+
+    def _unload(self, peer: PrefillPeer) -> None:
+        """Let the transport forget a peer; a HELLO makes it known again."""
+        self.transport.remove_peer(peer.agent)
+        peer.table, peer.broken = None, False
 
     def _confirmed(self, link: Link) -> None:
         peer = self._peers.get(link.incarnation)

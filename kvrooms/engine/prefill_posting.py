@@ -145,6 +145,7 @@ class PrefillPosting(PrefillLinks):
         decode keeps quarantined, until this process is gone or was fenced.
         """
         writer.peer.doubtful.add(writer.number)
+        writer.peer.broken = True
         self.counters["grants in doubt"] += 1
 
     def _settled(self, writer: Writer, piece: Piece, error: str | None) -> None:

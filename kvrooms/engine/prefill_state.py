@@ -38,6 +38,7 @@ class PrefillPeer:
         self.last_notified = 0.0
         self.posted_bytes = 0
         self.gone = False
+        self.broken = False
         self.kept: list[int] = []
         self.doubtful: set[int] = set()
 

@@ -21,8 +21,8 @@ class Watcher(Protocol):
         met: what of a failed room was met.
         """
 
-    def freed(self) -> None:
-        """Nobody reads or writes the room's ranges any more: they are the caller's again."""
+    def freed(self, why: str) -> None:
+        """Nobody reads or writes the room's ranges any more: they are the caller's again; `why` says how one knows."""
 
     def forgotten(self) -> None:
         """No table of the engine holds the room any more (its ranges may still be quarantined)."""
