@@ -174,7 +174,7 @@ def _tcp_states() -> dict[str, str]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            states[fields[9]] = f"TCP socket in state {fields[3]} {fields[1]} {fields[2]}"
+            states[fields[9]] = f"TCP socket in state {fields[3]}"
     return states
 
 
