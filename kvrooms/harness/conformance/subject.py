@@ -64,6 +64,9 @@ class _Absent:
     def __repr__(self) -> str:
         return "absent"
 
+    def __reduce__(self) -> str:
+        return "ABSENT"  # one and the same in every process
+
 
 ABSENT: Final = _Absent()
 """State indices that the caller does not pass: the call is made without the argument."""
@@ -342,7 +345,8 @@ class Subject:
         """A stranger says something to a side: a message of these parts on its control socket, as a new peer, or a
         notification (of one part). Must not block for longer than it takes to hand it over.
 
-        Where the channel is a byte stream, the parts are written one after another, unframed.
+        Where the channel is a byte stream, the parts are written one after another, unframed. A side that listens
+        nowhere hears nothing.
         """
         raise Unsupported(f"{self.name} has no way for a stranger to speak")
 

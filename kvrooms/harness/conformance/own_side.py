@@ -1,0 +1,217 @@
+"""One side of kvrooms as a subject's side: memory of a `Shape`, and an engine driven through its public methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...engine.decode import DecodeEngine
+from ...engine.handle import Room
+from ...engine.prefill import PrefillEngine, PrefillRoom
+from ...engine.settings import EngineSettings, load_settings
+from ...protocol import wire
+from ...protocol.errors import InvalidArgument, KvroomsError, RoomClosed, RoomFailed
+from ...protocol.identity import agent_name
+from ...protocol.layout import Layout, Regions
+from ...protocol.memory import Buffer, Component, Memory
+from ...protocol.status import Status as RoomStatus
+from .subject import ABSENT, ALL_SPELLINGS, SIDES, Item, Refused, Request, Shape, Side, Status, Traits, View
+
+Bytes = npt.NDArray[np.uint8]
+LAYERS = 2
+PREFILL, DECODE = "conformance-prefill", "conformance-decode"
+_NEVER_S = 3600.0
+_WAITS = {
+    ("METADATA", "prefill"): "decode's METADATA",
+    ("METADATA", "decode"): "prefill to accept the grant",
+    ("KV", "prefill"): "its pages to be sent and their writes to settle",
+    ("KV", "decode"): "pages that have not landed",
+    ("AUX", "prefill"): "the write of aux to settle",
+    ("AUX", "decode"): "aux, which has not landed",
+    ("STATE", "prefill"): "the writes of state to settle",
+    ("STATE", "decode"): "state that has not landed",
+}
+
+TRAITS = Traits(
+    prefill_spellings=ALL_SPELLINGS,
+    decode_spellings=ALL_SPELLINGS,
+    components=2,
+    attempts=True,
+    aborts=frozenset(SIDES),
+    deadlines=frozenset(SIDES),
+    failures=True,
+    counts=True,
+    frees=True,
+    kills=frozenset(SIDES),
+    injects=frozenset({"control"}),
+)
+
+
+class Pool:
+    """A side's memory. make: an array of so many bytes for everything; where it lies is the caller's business."""
+
+    def __init__(self, shape: Shape, side: Side, make: Callable[[int], Bytes]) -> None:
+        prefill = side == "prefill"
+        pages = shape.prefill_pages if prefill else shape.decode_pages
+        slots = shape.prefill_aux_slots if prefill else shape.decode_aux_slots
+        items = [one.prefill_items if prefill else one.decode_items for one in shape.state]
+        quarter = shape.page_bytes // (2 * LAYERS)
+        sizes = [(pages, quarter)] * (2 * LAYERS if quarter else 0) + [(slots, shape.aux_bytes)]
+        sizes += [(count, one.item_bytes) for count, one in zip(items, shape.state, strict=True)]
+        arena, at, arrays = make(sum(count * length for count, length in sizes)), 0, []
+        for count, length in sizes:
+            arrays.append(arena[at : at + count * length].reshape(count, length))
+            at += count * length
+        self._kv, self._aux, self._state = (
+            arrays[: -1 - len(items)],
+            arrays[-1 - len(items)],
+            arrays[len(arrays) - len(items) :],
+        )
+        self.shape = shape
+
+    def memory(self) -> Memory:
+        """As an engine takes it."""
+        kv = [Buffer(number // 2, "kv"[number % 2], array) for number, array in enumerate(self._kv)]
+        state = [
+            Component(one.name, "conformance", one.owed, [Buffer(LAYERS + number, "s", array)])
+            for number, (one, array) in enumerate(zip(self.shape.state, self._state, strict=True))
+        ]
+        return Memory(page_size=16, kv=kv, aux={"aux": self._aux}, state=state)
+
+    def fill(self, item: Item, data: bytes) -> None:
+        """Write an item."""
+        parts, at = self._parts(item), 0
+        for part in parts:
+            part[:] = np.frombuffer(data[at : at + len(part)], np.uint8)
+            at += len(part)
+
+    def read(self, item: Item) -> bytes:
+        """The bytes of an item."""
+        return b"".join(part.tobytes() for part in self._parts(item))
+
+    def _parts(self, item: Item) -> list[Bytes]:
+        if item.kind == "kv":
+            return [array[item.index] for array in self._kv]
+        return [self._aux[item.index] if item.kind == "aux" else self._state[item.component][item.index]]
+
+    @staticmethod
+    def size(shape: Shape, side: Side) -> int:
+        """How many bytes `make` is asked for."""
+        prefill = side == "prefill"
+        pages, slots = (
+            (shape.prefill_pages, shape.prefill_aux_slots) if prefill else (shape.decode_pages, shape.decode_aux_slots)
+        )
+        state = sum((one.prefill_items if prefill else one.decode_items) * one.item_bytes for one in shape.state)
+        return pages * (shape.page_bytes // (2 * LAYERS)) * 2 * LAYERS + slots * shape.aux_bytes + state
+
+
+def settings(deadline_s: float | None) -> EngineSettings:
+    """Every deadline of a room at `deadline_s`, or so far away that nobody sees it."""
+    seconds = _NEVER_S if deadline_s is None else deadline_s
+    names = ("bootstrap_timeout_s", "waiting_timeout_s", "queued_timeout_s", "moving_timeout_s", "cap_timeout_s")
+    return load_settings({}, **dict.fromkeys(names, seconds))
+
+
+class OwnSide:
+    """An engine with its rooms, as the suite drives it. Rooms are known by a key of the suite's."""
+
+    def __init__(self, side: Side, engine: PrefillEngine | DecodeEngine, bootstrap: str) -> None:
+        self.side = side
+        self.engine = engine
+        self.bootstrap = bootstrap
+        self._rooms: dict[int, Room] = {}
+        self._keys = 0
+
+    def open(self, request: Request) -> int:
+        """See `Subject.open`."""
+        try:
+            self._keys += 1
+            self._rooms[self._keys] = self._open(request)
+        except InvalidArgument as error:
+            raise Refused(str(error)) from error
+        return self._keys
+
+    def _open(self, request: Request) -> Room:
+        number, attempt, pages, aux, state = request
+        if isinstance(self.engine, PrefillEngine):
+            return self.engine.open(number, attempt=attempt, pages=len(pages), aux_index=aux)
+        given: dict[str, Any] = {} if state is ABSENT else {"state_indices": state}
+        return self.engine.open(
+            number, attempt=attempt, bootstrap=self.bootstrap, instance=PREFILL, pages=pages, aux_index=aux, **given
+        )
+
+    def send(self, key: int, pages: Sequence[int], state_indices: Any, last: bool) -> None:
+        """See `Subject.send`."""
+        room = self._rooms[key]
+        assert isinstance(room, PrefillRoom)
+        given: dict[str, Any] = {} if state_indices is ABSENT else {"state_indices": state_indices}
+        try:
+            room.send(pages, **given, last=last)
+        except (InvalidArgument, RoomClosed) as error:
+            raise Refused(str(error)) from error
+
+    def poll(self, key: int) -> Status:
+        """See `Subject.poll`."""
+        status = self._rooms[key].poll()
+        return "done" if status is RoomStatus.DONE else "failed" if status is RoomStatus.FAILED else "open"
+
+    def explain(self, key: int) -> View:
+        """See `Subject.explain`."""
+        room = self._rooms[key]
+        failure, met = room.failure, room.met
+        belief = f"failed: {failure}" if failure is not None else ""
+        return View(room.phase, str(met) if met is not None else "", _WAITS.get((room.phase, self.side), ""), belief)
+
+    def abort(self, key: int) -> None:
+        """See `Subject.abort`."""
+        self._rooms[key].abort()
+
+    def failure(self, key: int) -> str | None:
+        """See `Subject.failure`."""
+        try:
+            self._rooms[key].failure_exception()
+        except RoomFailed as failed:
+            return str(failed)
+        except RoomClosed:
+            pass
+        return None
+
+    def close(self, key: int) -> None:
+        """See `Subject.close`."""
+        self._rooms[key].close()
+
+    def memory_free(self, key: int) -> bool:
+        """See `Subject.memory_free`."""
+        return self._rooms[key].memory_free
+
+    def held(self) -> Mapping[str, int]:
+        """See `Subject.held`."""
+        return self.engine.tables()
+
+    def end(self) -> None:
+        """End the engine."""
+        try:
+            self.engine.close()
+        except KvroomsError:  # the suite is finished with it
+            pass
+
+
+class Sayings(NamedTuple):
+    """Frames of our own protocol, with their length prefix, for strangers to change."""
+
+    layout: Layout
+    regions: Regions
+
+    def frames(self) -> list[bytes]:
+        """One of each kind that decode says, as a stranger may say it."""
+        bodies: list[wire.Body] = [
+            wire.Hello("stranger", agent_name(5), self.layout, self.regions, b"no blob of any agent"),
+            wire.Ack(1),
+            wire.Ping(7),
+            wire.Goodbye(),
+            wire.Accept(3),
+        ]
+        return [wire.encode(body, 5, 0, 1) for body in bodies]

@@ -1,0 +1,246 @@
+"""kvrooms in the simulated world, as a subject: every fault, exact waiting, and no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ... import __version__
+from ...engine.decode import DecodeEngine
+from ...engine.host import Assembly
+from ...engine.prefill import PrefillEngine
+from ...protocol import wire
+from ...protocol.errors import WireError
+from ...transport.ports import Arrival, Closed, Opened
+from ..channel import SimChannel
+from ..evidence import Step
+from ..ports import SimTransport, Write
+from ..witness import Witness
+from ..world import World
+from .own_side import DECODE, PREFILL, TRAITS, OwnSide, Pool, Sayings, settings
+from .subject import Item, Request, Shape, Side, Status, Subject, View
+
+_NAMES: dict[Side, str] = {"prefill": PREFILL, "decode": DECODE}
+_STEPS_MAX = 200_000
+
+
+class _Watch(Witness):
+    """The timeline of messages, writes and notifications."""
+
+    def __init__(self, sides: dict[str, str]) -> None:
+        self.steps: list[Step] = []
+        self._sides = sides
+
+    def sent(self, channel: SimChannel, connection: int, frame: bytes) -> None:
+        """See `Witness.sent`."""
+        far = channel.far(connection)
+        self._add(channel.name, "message", f"sends {_words(frame)}", "" if far is None else far.name)
+
+    def delivered(self, channel: SimChannel, connection: int, frame: bytes) -> None:
+        """See `Witness.delivered`."""
+        self._add(channel.name, "message", f"has received {_words(frame)}")
+
+    def spoiled(self, how: str, channel: SimChannel, connection: int, frame: bytes) -> None:
+        """See `Witness.spoiled`."""
+        self._add(channel.name, "fault", f"{how}: {_words(frame)}")
+
+    def posted(self, write: Write) -> None:
+        """See `Witness.posted`."""
+        size = sum(length for _, length, _ in write.rows)
+        self._add(write.source.name, "write", f"posts write {write.handle}, {size} bytes", write.target.name)
+
+    def settled(self, write: Write, error: str | None) -> None:
+        """See `Witness.settled`."""
+        self._add(write.source.name, "write", f"write {write.handle} has settled{f': {error}' if error else ''}")
+
+    def notified(self, transport: SimTransport, agent: str, message: bytes) -> None:
+        """See `Witness.notified`."""
+        self._add(transport.name, "notification", f"has a notification of {len(message)} bytes")
+
+    def _add(self, name: str, kind: str, text: str, to: str = "") -> None:
+        self.steps.append(Step(0.0, self._sides.get(name, name or "stranger"), kind, text, self._sides.get(to, to)))
+
+
+def _words(frame: bytes) -> str:
+    try:
+        return type(wire.decode(frame).body).__name__.upper()
+    except WireError:
+        return f"{len(frame)} bytes"
+
+
+class KvroomsSim(Subject):
+    """`kvrooms conformance kvrooms-sim`."""
+
+    name = "kvrooms-sim"
+    version = __version__
+    traits = TRAITS._replace(
+        lost_messages=True,
+        held_writes=True,
+        failing_writes=True,
+        injects=frozenset({"control", "notification"}),
+        simulated=True,
+    )
+
+    def __init__(self) -> None:
+        self._world = World()
+        self._sides: dict[Side, OwnSide] = {}
+        self._pools: dict[Side, Pool] = {}
+        self._parts: dict[Side, Assembly] = {}
+        self._lost: set[Side] = set()
+        self._strangers: list[SimChannel] = []
+        self._watch = _Watch({})
+
+    def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
+        """See `Subject.start`."""
+        self._world, self._lost, self._strangers = World(seed), set(), []
+        self._world.witness = self._watch = _Watch({name: side for side, name in _NAMES.items()})
+        self._shape, self._settings = shape, settings(deadline_s)
+        for side in _NAMES:
+            self._begin(side)
+
+    def _begin(self, side: Side) -> None:
+        pool = self._pools[side] = Pool(self._shape, side, lambda size: np.zeros(size, np.uint8))
+        memory = pool.memory()
+        listen = side == "prefill"
+        parts = self._parts[side] = self._world.assemble(_NAMES[side], memory, self._settings, listen=listen)
+        kind = PrefillEngine if listen else DecodeEngine
+        engine = kind(memory, settings=self._settings, assembly=parts)
+        self._sides[side] = OwnSide(side, engine, self._parts["prefill"].bootstrap)
+
+    def stop(self) -> None:
+        """See `Subject.stop`. Nothing of a world outlives it."""
+        self._sides.clear()
+
+    def fill(self, side: Side, item: Item, data: bytes) -> None:
+        """See `Subject.fill`."""
+        self._pools[side].fill(item, data)
+
+    def read(self, side: Side, item: Item) -> bytes:
+        """See `Subject.read`."""
+        return self._pools[side].read(item)
+
+    # -- rooms ---------------------------------------------------------------------------------------------------
+
+    def open(self, side: Side, request: Request) -> tuple[Side, int]:
+        """See `Subject.open`."""
+        return side, self._sides[side].open(request)
+
+    def send(self, room: Any, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
+        """See `Subject.send`."""
+        self._sides[room[0]].send(room[1], pages, state_indices, last)
+
+    def poll(self, room: Any) -> Status:
+        """See `Subject.poll`."""
+        return self._sides[room[0]].poll(room[1])
+
+    def explain(self, room: Any) -> View:
+        """See `Subject.explain`."""
+        return self._sides[room[0]].explain(room[1])
+
+    def abort(self, room: Any) -> None:
+        """See `Subject.abort`."""
+        self._sides[room[0]].abort(room[1])
+
+    def failure(self, room: Any) -> str | None:
+        """See `Subject.failure`. It waits for the engine to let go of the room, so the room is closed first."""
+        self.close(room)
+        self._drain()
+        return self._sides[room[0]].failure(room[1])
+
+    def _drain(self) -> None:
+        """The engines take in what their callers have said, as their threads would at once."""
+        for side in self._sides:
+            self._world.runner(_NAMES[side]).turn()
+
+    def close(self, room: Any) -> None:
+        """See `Subject.close`."""
+        self._sides[room[0]].close(room[1])
+
+    def memory_free(self, room: Any) -> bool:
+        """See `Subject.memory_free`."""
+        return self._sides[room[0]].memory_free(room[1])
+
+    def held(self, side: Side) -> Mapping[str, int]:
+        """See `Subject.held`."""
+        return self._sides[side].held()
+
+    def settle(
+        self, until: Callable[[], bool], view: Callable[[], object], *, patience_s: float, timers: bool = False
+    ) -> bool:
+        """See `Subject.settle`: exact. Heartbeats never end, so with timers it ends after very many steps."""
+        for _ in range(_STEPS_MAX):
+            self._lose()
+            if until():
+                return True
+            if not self._world.step(timers=timers):
+                return until()
+        return False
+
+    def steps(self) -> Sequence[Step]:
+        """See `Subject.steps`."""
+        steps, self._watch.steps = self._watch.steps, []
+        return steps
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def kill(self, side: Side) -> None:
+        """See `Subject.kill`."""
+        self._world.kill(_NAMES[side])
+
+    def restart(self, side: Side) -> None:
+        """See `Subject.restart`."""
+        self._begin(side)
+
+    def lose(self, side: Side, *, lost: bool) -> None:
+        """See `Subject.lose`."""
+        (self._lost.add if lost else self._lost.discard)(side)
+
+    def _lose(self) -> None:
+        for side in self._lost:
+            channel = self._parts[side].ports.channel
+            assert isinstance(channel, SimChannel)
+            for connection in channel.connections:
+                self._world.lose((channel, connection))
+
+    def hold_writes(self, *, held: bool) -> None:
+        """See `Subject.hold_writes`."""
+        self._world.writes_held = held
+
+    def fail_writes(self, *, failing: bool) -> None:
+        """See `Subject.fail_writes`."""
+        transport = self._parts["prefill"].ports.transport
+        assert isinstance(transport, SimTransport)
+        transport.post_error = "the post was refused" if failing else ""
+
+    def inject(self, side: Side, channel: Literal["control", "notification"], parts: Sequence[bytes]) -> None:
+        """See `Subject.inject`. A message of the world is a frame: each part is one."""
+        if channel == "notification":
+            transport = self._parts[side].ports.transport
+            arrival = Arrival("stranger", parts[0])
+            self._world.later(transport, lambda: transport._arrive(arrival))  # type: ignore[attr-defined]  # noqa: SLF001
+        elif address := self._parts[side].address:
+            self._visit(address, parts)
+
+    def _visit(self, address: str, parts: Sequence[bytes]) -> None:
+        stranger = SimChannel(self._world)
+        self._strangers.append(stranger)
+        connection = stranger.dial(address)
+        events: list[object] = []
+
+        def connected() -> bool:
+            events.extend(stranger.poll())
+            return any(isinstance(event, (Opened, Closed)) for event in events)
+
+        self._world.run(connected)
+        for part in parts:
+            stranger.send(connection, part if len(part) >= wire.PREFIX_LENGTH else bytes(wire.PREFIX_LENGTH) + part)
+        stranger.flush()
+
+    def sayings(self, channel: Literal["control", "notification"]) -> Sequence[Sequence[bytes]]:
+        """See `Subject.sayings`."""
+        if channel == "notification":
+            return []
+        memory = Pool(Shape(1024, 1, 1, 64, 1, 1), "decode", lambda size: np.zeros(size, np.uint8)).memory()
+        return [[frame] for frame in Sayings(memory.layout, memory.regions).frames()]

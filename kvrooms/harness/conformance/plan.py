@@ -1,0 +1,119 @@
+"""What an example is: rooms, how each is spelled and cut into chunks, the order of calls, and what goes wrong.
+
+Values only. Memory and room numbers are given out when a plan is played.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from .spelling import PLAIN, Form
+from .subject import SIDES, Side
+
+Verb: TypeAlias = Literal["open", "send", "abort", "close", "kill", "fail", "rest"]
+
+
+class Act(NamedTuple):
+    """One call. side: whose caller; index: of the chunk, for "send". "rest": let both sides run until all is quiet."""
+
+    verb: Verb
+    side: Side = "prefill"
+    index: int = 0
+
+
+class Cut(NamedTuple):
+    """Something that ends a room early. at: how many of its acts were done before (all, if there are fewer).
+
+    "fail": the writes fail from here on. then: whether the caller goes on with the room all the same.
+    """
+
+    verb: Literal["abort", "close", "kill", "fail"]
+    side: Side
+    at: int
+    then: bool = False
+
+
+class RoomPlan(NamedTuple):
+    """One room. chunks: pages of each send. decode_pages, decode_state: what decode expects, if not the same.
+
+    state: indices per component. decode_at: before which of prefill's calls (open, send, send, ...) decode opens.
+    acts_max: the callers do no more than so many calls (they disappear); None: all.
+    """
+
+    chunks: tuple[int, ...] = (1,)
+    state: tuple[int, ...] = ()
+    prefill_form: Form = PLAIN
+    decode_form: Form = PLAIN
+    decode_at: int = 0
+    decode_pages: int | None = None
+    decode_state: tuple[int, ...] | None = None
+    only: Side | None = None
+    acts_max: int | None = None
+    cut: Cut | None = None
+
+    @property
+    def pages(self) -> int:
+        """Pages of the prompt, as prefill sends it."""
+        return sum(self.chunks)
+
+    @property
+    def pages_wanted(self) -> int:
+        """Pages that decode expects."""
+        return self.pages if self.decode_pages is None else self.decode_pages
+
+    @property
+    def state_wanted(self) -> tuple[int, ...]:
+        """Indices per component that decode expects."""
+        return self.state if self.decode_state is None else self.decode_state
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both callers ask for the same."""
+        return self.pages == self.pages_wanted and self.state == self.state_wanted
+
+    def acts(self, *, barrier: bool = False) -> list[Act]:
+        """The calls in order, the cut among them. barrier: rest once both sides are open, so that each knows."""
+        prefill = [Act("open"), *(Act("send", "prefill", i) for i in range(len(self.chunks)))]
+        at = min(self.decode_at, len(prefill))
+        acts = [*prefill[:at], Act("open", "decode"), *prefill[at:]]
+        if self.only is not None:
+            acts = [act for act in acts if act.side == self.only]
+        if barrier and self.only is None:
+            acts.insert(max(acts.index(Act("open", side)) for side in SIDES) + 1, Act("rest"))
+        if self.acts_max is not None:
+            acts = acts[: self.acts_max]
+        if self.cut is not None:
+            at, cut = min(self.cut.at, len(acts)), Act(self.cut.verb, self.cut.side)
+            acts = [*acts[:at], cut, *(acts[at:] if self.cut.then else [])]
+        return acts
+
+
+class Plan(NamedTuple):
+    """An example. rooms: those it is about, `weave` says whose turn it is at each step (any number modulo the rooms
+    that have calls left; where it ends, the first). rests: for how many moments both sides may run after each step.
+
+    held: writes are held back until all calls are made. noise: what strangers say, as (channel, parts), one between
+    each two steps. deadline: rooms end by their deadlines in this example. lost: whose control messages are lost.
+    attempt: a number that is used again is used with its next attempt. seed: of the subject, if it draws anything.
+    """
+
+    rooms: tuple[RoomPlan, ...]
+    weave: tuple[int, ...] = ()
+    rests: tuple[int, ...] = ()
+    held: bool = False
+    noise: tuple[tuple[Literal["control", "notification"], Side, tuple[bytes, ...]], ...] = ()
+    deadline: bool = False
+    lost: Side | None = None
+    attempt: bool = False
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        """How much there is to read in it: the smallest of several counterexamples is shown."""
+        size = 10 * len(self.rooms) + sum(self.rests) + sum(map(bool, self.weave)) + 3 * len(self.noise)
+        for room in self.rooms:
+            size += len(room.chunks) + room.pages + sum(room.state) + room.decode_at + 2 * (room.cut is not None)
+            for form in (room.prefill_form, room.decode_form):
+                size += len(form.entries) + (form.outer != "list") + sum(entry != "list" for entry in form.entries)
+        size += sum(sum(map(len, parts)) for _, _, parts in self.noise) // 8
+        return size + self.held + self.deadline + (self.lost is not None) + (self.seed > 0)

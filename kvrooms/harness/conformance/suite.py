@@ -1,0 +1,323 @@
+"""The suite: per property, draw examples, play them, shrink what breaks it, confirm, and say true, false or unknown.
+
+Hypothesis draws and shrinks. What it is shown is remembered, so that no example is played twice; after a budget of time
+it is shown nothing new, and what was smallest until then is the counterexample.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import HypothesisException, HypothesisWarning
+
+from ..evidence import PROPERTY_IDS, Counterexample, Step
+from .check import Check
+from .checks_live import CHECKS as LIVE
+from .checks_safe import CHECKS as SAFE
+from .plan import Plan, RoomPlan
+from .play import must_end, play
+from .spelling import fitted, spelled
+from .stage import Broken, Live, Stage
+from .subject import Shape, Subject, Unsupported
+
+CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
+
+
+class Effort(NamedTuple):
+    """How much is tried. examples, seconds: per property (some have a larger or smaller share). shrink_s: for making a
+    counterexample smaller. patience_s: how long real subjects may be quiet before it is a hang; the search looks with a
+    third of it. deadline_s: of subjects in examples in which rooms end by their deadlines.
+    """
+
+    examples: int = 40
+    seconds: float = 5.0
+    shrink_s: float = 40.0
+    patience_s: float = 3.0
+    deadline_s: float = 1.0
+    seed: int = 0
+
+
+class Outcome(NamedTuple):
+    """What was found out about one property. ok None: unknown, and `reason` says why; that is no pass."""
+
+    id: str
+    ok: bool | None
+    examples: int
+    reason: str = ""
+    counterexample: Counterexample | None = None
+    seconds: float = 0.0
+
+
+class Found(NamedTuple):
+    """A broken example: what was played, in which shape, what was seen."""
+
+    plan: Plan
+    shape: Shape
+    summary: str
+    input: dict[str, str]
+    timeline: tuple[Step, ...]
+
+
+class Session:
+    """A subject, started when an example needs it, and anew when the last one left something behind."""
+
+    def __init__(self, subject: Subject, effort: Effort) -> None:
+        self.subject = subject
+        self.effort = effort
+        self._stage: Stage | None = None
+
+    def play(self, check: Check, shape: Shape, plan: Plan, *, patience_s: float) -> Found | bool:
+        """Play an example: what is broken, or whether the example says anything. Raises Unsupported."""
+        stage = self._stage_for(check, shape, plan)
+        stage.patience_s = patience_s
+        try:
+            said = check.run(stage, plan)
+        except Broken as broken:
+            found = _found(stage, plan, broken)
+            self.stop()
+            return found
+        except BaseException:
+            self.stop()
+            raise
+        self._leave(stage)
+        return said
+
+    def _stage_for(self, check: Check, shape: Shape, plan: Plan) -> Stage:
+        deadline_s = self.effort.deadline_s if plan.deadline else None
+        stage = self._stage
+        fits = stage is not None and stage.shape == shape and stage.deadline_s == deadline_s
+        if stage is None or not fits or self.subject.traits.simulated or (check.warm and not stage.baseline):
+            self.stop()
+            stage = self._stage = Stage(
+                self.subject, shape, patience_s=self.effort.patience_s, deadline_s=deadline_s, seed=plan.seed
+            )
+            if check.warm:
+                _warm(stage)
+        stage.begin()
+        return stage
+
+    def _leave(self, stage: Stage) -> None:
+        """Close what an example has opened; what does not go away costs a new start."""
+        try:
+            for live in stage.rooms:
+                for side in list(live.handles):
+                    if live.state[side] == "open" and side in self.subject.traits.aborts:
+                        stage.abort(live, side)
+                    stage.close(live, side)
+            clean = all(stage.free(live, side) for live in stage.rooms for side in live.handles)
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, the next example gets a new one
+            clean = False
+        if stage.dirty or not clean:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the subject, if it runs."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.stop()
+
+
+def _warm(stage: Stage) -> None:
+    """Serve one ordinary room, so that what is kept per peer is there; then count."""
+    traits = stage.subject.traits
+    state = tuple(1 for _ in stage.shape.state)
+    lives = play(stage, Plan((RoomPlan(state=state, decode_at=0 if traits.decode_first else 2),)))
+    try:
+        must_end(stage, lives, "the first room")
+    except Broken as broken:
+        raise Unsupported(f"not even a first ordinary room ends: {broken.summary}") from broken
+    for live in lives:
+        for side in live.handles:
+            stage.close(live, side)
+    stage.rest()
+    stage.count()
+
+
+def _found(stage: Stage, plan: Plan, broken: Broken) -> Found:
+    live = broken.room or (stage.rooms[-1] if stage.rooms else None)
+    try:
+        timeline = stage.timeline(live, broken.summary)
+    except Exception as error:  # noqa: BLE001 - a subject that is broken may not be able to say so
+        timeline = (*stage.steps, Step(0.0, "suite", "state", f"{broken.summary} (then: {error!r})"))
+    return Found(plan, stage.shape, broken.summary, said(stage, plan, live), timeline)
+
+
+def said(stage: Stage, plan: Plan, live: Live | None) -> dict[str, str]:
+    """What was put in, by name, as text: the room that shows it, and what else there was."""
+    found: dict[str, str] = {}
+    if live is not None:
+        found = _said_of(stage, live)
+    others = [other for other in stage.rooms if other is not live]
+    for number, other in enumerate(others, start=1):
+        found[f"other_room_{number}"] = ", ".join(f"{key} {value}" for key, value in _said_of(stage, other).items())
+    components = [f"{one.name} ({one.owed})" for one in stage.shape.state]
+    found["state_components"] = ", ".join(components) or "none"
+    if plan.held:
+        found["writes"] = "held back until all calls were made"
+    if plan.lost is not None:
+        found["lost"] = f"what {plan.lost} says on the control channel"
+    for number, (channel, side, parts) in enumerate(plan.noise, start=1):
+        found[f"stranger_{number}"] = f"to {side}, {channel}: {list(parts)!r}"
+    if plan.seed:
+        found["seed"] = str(plan.seed)
+    return found
+
+
+def _said_of(stage: Stage, live: Live) -> dict[str, str]:
+    plan = live.plan
+    ours, theirs = live.given["prefill"].state, live.given["decode"].state
+    found = {
+        "prefill_state_indices": spelled(fitted(plan.prefill_form, ours), ours, stage.names),
+        "decode_state_indices": spelled(fitted(plan.decode_form, theirs), theirs, stage.names),
+        "prefill_pages": str(list(live.given["prefill"].pages)),
+        "decode_pages": str(list(live.given["decode"].pages)),
+        "chunks": str(list(plan.chunks)),
+        "calls": ", ".join(f"{act.side} {act.verb}" + (f" {act.index}" if act.verb == "send" else "")
+                           for act in plan.acts()),
+    }  # fmt: skip
+    if live.attempt:
+        found["attempt"] = str(live.attempt)
+    return found
+
+
+class _Search:
+    """The search for a broken example of one property."""
+
+    def __init__(self, session: Session, check: Check, shape: Shape, effort: Effort, deadline: float) -> None:
+        self.session = session
+        self.check = check
+        self.shape = shape
+        self.effort = effort
+        self.deadline = deadline
+        self.known: dict[Plan, bool] = {}
+        self.broken: list[Found] = []
+        self.examples = 0
+        self.unconfirmed = ""
+
+    def run(self, examples: int) -> None:
+        """Draw and shrink. What is found lies in `broken`, the smallest one last."""
+        settled = settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+
+        @seeded(self.effort.seed)
+        @settled
+        @given(self.check.draws(self.session.subject, self.shape))
+        def example(plan: Plan) -> None:
+            if self._fails(plan):
+                raise Broken("an example")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HypothesisWarning)
+            try:
+                example()
+            except (Broken, HypothesisException):  # what was found is in `broken`; flaky or not is judged by `confirm`
+                pass
+        self.broken.sort(key=lambda found: -found.plan.size)
+
+    def _fails(self, plan: Plan) -> bool:
+        if plan in self.known:
+            return self.known[plan]
+        if time.monotonic() > self.deadline:
+            return False
+        found = self.session.play(self.check, self.shape, plan, patience_s=self.effort.patience_s / 3)
+        if isinstance(found, Found) and not self.broken and not self.session.subject.traits.simulated:
+            found = self.confirm(found)
+            if not isinstance(found, Found):
+                self.unconfirmed = "an example hung once and then, with more patience, did not"
+        self.known[plan] = broke = isinstance(found, Found)
+        self.examples += broke or found is True
+        if isinstance(found, Found):
+            if not self.broken:
+                self.deadline = time.monotonic() + self.effort.shrink_s
+            self.broken.append(found)
+        return broke
+
+    def confirm(self, found: Found) -> Found | bool:
+        """Play it once more, with all the patience there is."""
+        return self.session.play(self.check, found.shape, found.plan, patience_s=self.effort.patience_s)
+
+
+def judge(session: Session, check: Check) -> Outcome:
+    """Search for a counterexample of one property."""
+    started, effort, traits = time.monotonic(), session.effort, session.subject.traits
+    lacking = check.lacks(traits)
+    if lacking is not None:
+        return Outcome(check.id, None, 0, lacking)
+    shapes, examples, unconfirmed = check.shapes(traits), 0, ""
+    try:
+        for number, shape in enumerate(shapes):
+            end = started + effort.seconds * check.share * (number + 1) / len(shapes)
+            search = _Search(session, check, shape, effort, max(end, time.monotonic() + 1.0))
+            search.run(max(3, round(effort.examples * check.share / len(shapes))))
+            examples += search.examples
+            unconfirmed = unconfirmed or search.unconfirmed
+            if search.broken:
+                return _verdict(session, check, search, examples, started)
+    except Unsupported as reason:
+        return Outcome(check.id, None, examples, str(reason), seconds=time.monotonic() - started)
+    finally:
+        session.stop()
+    reason = unconfirmed or ("" if examples else "no example said anything about it in the time there was")
+    return Outcome(check.id, None if reason else True, examples, reason, seconds=time.monotonic() - started)
+
+
+def _verdict(session: Session, check: Check, search: _Search, examples: int, started: float) -> Outcome:
+    """False, if the smallest example (else the first, which was confirmed) can be seen once more."""
+    last: Found | bool = False
+    for found in dict.fromkeys((len(search.broken) - 1, 0)):
+        last = search.confirm(search.broken[found])
+        if isinstance(last, Found):
+            break
+    seconds = time.monotonic() - started
+    if not isinstance(last, Found):
+        reason = f"seen but not seen again: {search.broken[-1].summary}"
+        return Outcome(check.id, None, examples, reason, seconds=seconds)
+    name = f"{session.subject.name} {session.subject.version}".strip()
+    source = f"kvrooms conformance, {name}, --property {check.id} --seed {session.effort.seed}"
+    counterexample = Counterexample(check.id, last.summary, source, last.input, last.timeline)
+    return Outcome(
+        check.id, ok=False, examples=examples, reason=last.summary, counterexample=counterexample, seconds=seconds
+    )
+
+
+def run(
+    subject: Subject,
+    effort: Effort | None = None,
+    properties: Iterable[str] = (),
+    progress: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Judge these properties of a subject (default: all of them, SMOKE first)."""
+    effort = effort or default_effort(subject)
+    wanted = set(properties) or set(PROPERTY_IDS)
+    if unknown := wanted - set(PROPERTY_IDS):
+        raise ValueError(f"{', '.join(sorted(unknown))}: no such property; they are {', '.join(PROPERTY_IDS)}")
+    outcomes: dict[str, Outcome] = {}
+    for property_id in ("SMOKE", *PROPERTY_IDS):
+        if property_id in wanted and property_id not in outcomes:
+            outcomes[property_id] = judge(Session(subject, effort), CHECKS[property_id])
+            progress(outcomes[property_id])
+    return [outcomes[one] for one in PROPERTY_IDS if one in outcomes]
+
+
+def default_effort(subject: Subject, **changes: Any) -> Effort:
+    """More examples where no time passes. changes: fields of `Effort`; None leaves the default."""
+    effort = Effort(examples=100, seconds=4.0, shrink_s=10.0) if subject.traits.simulated else Effort()
+    return effort._replace(**{name: value for name, value in changes.items() if value is not None})
+
+
+def status(outcomes: Sequence[Outcome]) -> int:
+    """The exit status: 0 all true, 1 something is false, 2 nothing is false and something unknown."""
+    if any(outcome.ok is False for outcome in outcomes):
+        return 1
+    return 0 if outcomes and all(outcome.ok for outcome in outcomes) else 2
