@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
 
 from .messages import Abandon, Complaint, End, Ended, Figures, Look, Order, Ready, Rooms
@@ -54,6 +54,7 @@ class Conductor:
         self._deferred: deque[Plan] = deque()
         self._killing: deque[Side] = deque()
         self._incident: Seat | None = None
+        self._recovering: set[int] = set()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._draw = random.Random(f"kvrooms soak {config.seed} conductor")
@@ -70,7 +71,7 @@ class Conductor:
         for seat in self._seats.all:
             self._seats.start(seat)
         yield from self._until(lambda: all(seat.state is State.UP for seat in self._seats.all), _START_LIMIT_S)
-        yield from self._plain_rooms(0)
+        yield from self._all_pairs()
         yield from self._look({})
         self._baseline = dict(self._figures)
         began = time.monotonic()
@@ -81,7 +82,7 @@ class Conductor:
             if not self.rss_mark and self.tally.rooms >= self._mark_at:
                 self.rss_mark = self._rss()
             yield self.tally
-        yield from self._plain_rooms(1)
+        yield from self._all_pairs()
         self.rss_end = self._rss()
         yield from self._look({name: figures.tables for name, figures in self._baseline.items()})
         self._compare()
@@ -103,18 +104,20 @@ class Conductor:
             self._turn(_TICK_S)
             yield self.tally
 
-    def _plain_rooms(self, which: int) -> Iterator[Tally]:
-        """Two rooms of each pair to which nothing is done: all connections are up after that. They are not counted."""
-        book, self.tally = self.tally, Tally()
-        number = PLAIN_FROM + which * 1024
-        for prefill, decode in list(itertools.product(self._seats.prefills, self._seats.decodes)) * 2:
+    def _plain_rooms(self, pairs: Iterable[tuple[Seat, Seat]]) -> set[int]:
+        """A room of each pair to which nothing is done: it connects the two, and must be DONE. Not counted."""
+        numbers = set()
+        for prefill, decode in pairs:
+            number = PLAIN_FROM + next(self._numbers)
+            numbers.add(number)
             self._begin(plan_of(self._config, number), prefill, decode)
-            number += 1
-        yield from self._until(lambda: not self._open, _LAST_LIMIT_S)
-        ours, self.tally = self.tally, book
-        self.tally.wrongs += ours.wrongs
-        self.tally.hung += ours.hung
-        self.tally.corrupt += ours.corrupt
+        return numbers
+
+    def _all_pairs(self) -> Iterator[Tally]:
+        pairs = list(itertools.product(self._seats.prefills, self._seats.decodes))
+        for _ in range(2):
+            self._plain_rooms(pairs)
+            yield from self._until(lambda: not self._open, _LAST_LIMIT_S)
 
     def _look(self, wanted: dict[str, dict[str, int]]) -> Iterator[Tally]:
         """Ask every process what it holds, once its tables are as wanted or have had the time to be."""
@@ -282,12 +285,12 @@ class Conductor:
             return
         incident.over = time.monotonic()
         seat.state = State.RECOVERING
-        self._after(_RECOVER_S, lambda: self._recovered(seat))
+        self._after(_RECOVER_S, lambda: self._serve_again(seat))
 
-    def _recovered(self, seat: Seat) -> None:
-        if seat.state is State.RECOVERING:
-            seat.state = State.UP
-        self._incident = None
+    def _serve_again(self, seat: Seat) -> None:
+        """A process is back: first one room with each process of the other side, and then its share of the others."""
+        mine = ([seat], self._seats.decodes) if seat.role == "prefill" else (self._seats.prefills, [seat])
+        self._recovering = self._plain_rooms(itertools.product(*mine))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -316,8 +319,9 @@ class Conductor:
             case Ready(address):
                 seat.address, seat.state = address, State.UP
                 if self._incident is seat:
-                    self._incident = None
+                    seat.state = State.RECOVERING
                     self.tally.incidents[-1].over = time.monotonic()
+                    self._serve_again(seat)
             case Ended(number):
                 room = self._open.get(number)
                 if room is not None and message.role in room.waiting:
@@ -331,9 +335,17 @@ class Conductor:
     def _side_over(self, number: int, side: Side) -> None:
         room = self._open[number]
         room.waiting.discard(side)
-        if not room.waiting:
-            del self._open[number]
+        if room.waiting:
+            return
+        del self._open[number]
+        if number < PLAIN_FROM:
             self.tally.take(room)
+            return
+        self.tally.take_plain(room)
+        self._recovering.discard(number)
+        if self._incident is not None and self._incident.state is State.RECOVERING and not self._recovering:
+            self._incident.state = State.UP
+            self._incident = None
 
 
 def _stops(plan: Plan) -> bool:

@@ -122,7 +122,7 @@ class Side:
             times = injury.times if injury.fault is Fault.LOSE else 1
             self.channel.mark((plan.room, plan.attempt), frame, *[mark] * times)
 
-    def _ends_it(self, plan: Plan) -> Callable[[Room], None] | None:
+    def _ends_it(self, plan: Plan) -> Callable[[Room], object] | None:
         """How this side's caller ends the room on purpose, if it does."""
         injury = plan.injury
         if injury is None:

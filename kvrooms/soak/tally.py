@@ -120,6 +120,13 @@ class Tally:
             self.by_fault[fault, "unexplained"] += 1
             self.wrong(f"{_words(room)} failed, and nothing was done that explains it")
 
+    def take_plain(self, room: Carried) -> None:
+        """A room is over to which nothing was done, between processes that were well: it counts only if it failed."""
+        if room.failed or any(end.wrong for end in room.ends):
+            self.wrong(f"plain {_words(room)} must be done")
+            self.hung += any(end.status == "hung" for end in room.ends)
+            self.corrupt += any(end.wrong for end in room.ends)
+
     def _measure_kill(self, room: Carried) -> None:
         """How long after its peer's death a room failed: every room that was open, and had found that peer."""
         for kill in self.incidents:
