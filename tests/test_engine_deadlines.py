@@ -77,7 +77,7 @@ def test_a_prefill_engine_that_comes_late_is_found() -> None:
 def test_prefill_that_never_sends() -> None:
     bench = Bench(3)
     plan = bench.plan(2)
-    receiver, sender = bench.receive(plan), bench.offer(plan)
+    receiver, sender = bench.receive(plan), bench.offer(plan, queued_timeout_s=400)
     ended(bench, receiver, Reason.DEADLINE_WAITING, 300, "room 7 was in KV after 300.0 s, waiting for prefill-0")
     assert (sender.failure.reason, sender.failure.origin) == (Reason.DEADLINE_WAITING, "peer")
     assert receiver.memory_free

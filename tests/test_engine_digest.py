@@ -30,10 +30,11 @@ class Damage:
         self.left = at
         land = SimTransport._land
 
-        def damaged(transport: SimTransport, write: Any, source: int, target: int, length: int, *rest: Any) -> None:
-            land(transport, write, source, target, length, *rest)
+        def damaged(transport: SimTransport, write: Any, row: tuple[int, int, int]) -> None:
+            land(transport, write, row)
             self.left -= 1
             if self.left == 0:
+                _, length, target = row
                 byte = (ctypes.c_ubyte * length).from_address(target)
                 byte[length // 2] ^= 16
 
@@ -81,7 +82,7 @@ def test_one_wrong_byte_fails_the_room(at: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_other_side_learns_it_and_the_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     Damage(monkeypatch, 3)
-    bench, receiver, sender = room(3)
+    bench, receiver, sender = room(1)
     bench.finish(sender)
     assert (sender.failure.reason, sender.failure.origin) == (Reason.CORRUPTED, "peer")
     bench.until_free(receiver, sender)

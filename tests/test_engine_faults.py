@@ -181,7 +181,7 @@ def deaths() -> None:
     [
         Mutant(DecodeLinks, "_lost", "self._lease(grant, proof)", "pass"),
         Mutant(PrefillCore, "_void_all", "self._drain(writer, DrainEvent.VOIDED)", "pass"),
-        Mutant(SimTransport, "_land", "if self._killed:", "if False:"),  # the world's own: the dead write no more
+        Mutant(SimTransport, "_land", "if self.killed:", "if False:"),  # the world's own: the dead write no more
     ]
 )
 def test_a_death_at_every_step_finds_it(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Memory outlives rooms: a range comes back only by an acknowledgement, by proof, or by the orchestrator's word.
 
-`Bench.audit` runs before every step of the world: whatever is said to be free is overwritten at once, and no byte of it
-may change afterwards.
+`Bench` looks on: whatever is said to be free is overwritten at once, and no byte of it may change afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from kvrooms.engine.decode import DecodeRoom
 from kvrooms.engine.prefill import PrefillRoom
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.settings import EngineSettings
-from kvrooms.harness.ports import Write
 from kvrooms.harness.world import Faults
 from kvrooms.protocol import wire
 from kvrooms.protocol.failure import Reason
@@ -222,9 +220,9 @@ def fail_a_write(bench: Bench, *, at_the_post: bool) -> None:
         return
     bench.world.writes_held = True
     bench.settle()
-    write = next(lane for lane in bench.world._lanes if isinstance(lane, Write))
-    del bench.world._lanes[write]
-    transport._over(write, "cable out")
+    write = bench.world.writes[0]
+    bench.world.lose(write)
+    transport.fail(write, "cable out")
     bench.world.writes_held = False
 
 

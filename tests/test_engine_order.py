@@ -109,6 +109,7 @@ def test_chunks_as_they_are_computed(decode_first: bool) -> None:
     """Each chunk is sent only when the one before has landed: phases move on with it."""
     for seed in range(20):
         bench = Bench(seed, Shape())
+        bench.overwrites = False
         plan = bench.plan(6)
         receiver, sender = both(bench, plan, decode_first=decode_first)
         assert receiver.poll() is Status.BOOTSTRAPPING
@@ -279,6 +280,7 @@ def test_two_decode_engines_ask_for_the_same_room_and_one_is_refused_in_words(op
         if sender is None:
             bench.settle()
             sender = bench.offer(plans[0])
+        bench.settle()  # both have asked: whoever asks for a room that is DONE waits for its next life
         send_in(sender, plans[0], [2])
         bench.finish(sender, *receivers)
         if receivers[0].poll() is Status.DONE:
@@ -322,7 +324,9 @@ def test_the_checks_pass_without_a_mutant() -> None:
         Mutant(ledger, "_earlier", "if missing.aux:", "if False:"),
         Mutant(PrefillCore, "_place", "if bound.peer is not writer.peer:", "if False:"),
         Mutant(PrefillCore, "_place", " or record.room.phase is Phase.DONE", ""),
-        Mutant(SimTransport, "_land", "if write.left:", "if False:"),  # the world's own: notified too soon
+        Mutant(
+            SimTransport, "_land", "if write.left or write.error is not None:", "if False:"
+        ),  # the world's own: notified too soon
     ]
 )
 def test_the_checks_find_it(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

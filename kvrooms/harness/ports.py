@@ -1,35 +1,39 @@
-"""The simulated ports: transport, control channel, registry, clock and ids of one engine in a `World`."""
+"""The simulated ports: transport, registry, clock and ids of one engine in a `World` (the channel is elsewhere)."""
 
 from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import PeerGone, TransportError
 from ..protocol.layout import Layout, Regions
 from ..protocol.plan import Descriptors, DescriptorTable, Piece
 from ..protocol.registration import Registration, Resolved, Unresolved
-from ..protocol.wire import PREFIX_LENGTH
-from ..transport.ports import Arrival, ChannelEvent, CloseCause, Closed, FrameIn, Opened, Settlement
+from ..transport.ports import Arrival, Settlement
+from .channel import SimChannel, nobody
 
 if TYPE_CHECKING:
     from .world import World
 
+__all__ = ["SimChannel", "SimClock", "SimIds", "SimRegistry", "SimTransport", "Write"]
+
 _BLOB = b"world:"
+_BROKEN = "the network broke"
 
 
 class SimClock:
-    """The world's time."""
+    """The world's time, as one engine's machine sees it: `offset` seconds later."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.offset = 0.0
 
     def now(self) -> float:
         """See `Clock.now`."""
-        return self._world.now
+        return self._world.now + self.offset
 
 
 class SimIds:
@@ -53,6 +57,7 @@ class SimRegistry:
     def __init__(self, world: World) -> None:
         self._world = world
         self._answers: list[Resolved | Unresolved] = []
+        self.owner: Callable[[], None] = nobody
 
     def lookup(self, bootstrap: str, instance: str, rank: int) -> int:
         """See `Registry.lookup`."""
@@ -70,7 +75,7 @@ class SimRegistry:
             self._answers.append(Resolved(ticket, known[0]))
         else:
             self._answers.append(Unresolved(ticket, f"{len(known)} engines fit {instance!r} rank {rank}"))
-        self._world.wake()
+        self.owner()
 
     def poll(self) -> Sequence[Resolved | Unresolved]:
         """See `Registry.poll`."""
@@ -83,135 +88,57 @@ class SimRegistry:
 
     def withdraw(self, bootstrap: str, registration: Registration) -> None:
         """See `Registry.withdraw`."""
-        self._world.registry.pop((bootstrap, registration.instance), None)
-
-
-class _End(NamedTuple):
-    channel: SimChannel
-    connection: int
-
-
-class SimChannel:
-    """Connections between the world's channels. A frame is delivered some time after it was flushed."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._events: list[ChannelEvent] = []
-        self._far: dict[int, _End] = {}
-        self._queued: list[tuple[int, bytes]] = []
-        self._address = ""
-        self.dead = False
-
-    def listen(self) -> str:
-        """Take connections from now on; the address."""
-        self._address = f"world:{self._world.number()}"
-        self._world.listeners[self._address] = self
-        return self._address
-
-    def dial(self, address: str) -> int:
-        """See `ControlChannel.dial`."""
-        connection = self._world.number()
-        self._world.later((self, connection), lambda: self._connect(connection, address))
-        return connection
-
-    def _connect(self, connection: int, address: str) -> None:
-        if self.dead:
-            return
-        listener = self._world.listeners.get(address)
-        if listener is None or listener.dead:
-            self._event(Closed(connection, CloseCause.UNREACHABLE, f"nobody listens at {address}"))
-            return
-        theirs = self._world.number()
-        self._far[connection] = _End(listener, theirs)
-        listener._far[theirs] = _End(self, connection)  # noqa: SLF001 - the other end of the same class
-        self._event(Opened(connection, inbound=False, address=address))
-        listener._event(Opened(theirs, inbound=True, address="world:0"))  # noqa: SLF001
-
-    def send(self, connection: int, frame: bytes) -> None:
-        """See `ControlChannel.send`."""
-        self._queued.append((connection, frame[PREFIX_LENGTH:]))
-
-    def flush(self) -> None:
-        """See `ControlChannel.flush`."""
-        queued, self._queued = self._queued, []
-        faults, draw = self._world.faults, self._world.random
-        for connection, frame in queued:
-            if faults.drop and draw.random() < faults.drop:
-                continue
-            self._deliver_later(connection, frame)
-            if faults.repeat and draw.random() < faults.repeat:
-                self._deliver_later(connection, frame)
-
-    def _deliver_later(self, connection: int, frame: bytes) -> None:
-        lane, ordered = (self, connection), not self._world.faults.reorder
-        self._world.later(lane, lambda: self._deliver(connection, frame), ordered=ordered)
-
-    def _deliver(self, connection: int, frame: bytes) -> None:
-        far = self._far.get(connection)
-        if far is not None:
-            far.channel._event(FrameIn(far.connection, frame))  # noqa: SLF001
-
-    def close(self, connection: int) -> None:
-        """See `ControlChannel.close`. What is handed over with it arrives with it, whatever may happen to frames."""
-        last = [frame for at, frame in self._queued if at == connection]
-        self._queued = [(at, frame) for at, frame in self._queued if at != connection]
-        self._world.later((self, connection), lambda: self._leave(connection, last))
-        self._event(Closed(connection, CloseCause.LOCAL, ""))
-
-    def _leave(self, connection: int, last: list[bytes]) -> None:
-        for frame in last:
-            self._deliver(connection, frame)
-        self._end(connection, CloseCause.PEER_CLOSED)
-
-    def cut(self, cause: CloseCause) -> None:
-        """Every connection ends; both ends see `cause`."""
-        for connection in list(self._far):
-            self._end(connection, cause)
-            self._event(Closed(connection, cause, ""))
-
-    def kill(self) -> None:
-        """The process is gone: its kernel closes what it had open, after what was on its way."""
-        self.dead = True
-        for connection in list(self._far):
-            self._world.later((self, connection), partial(self._end, connection, CloseCause.PEER_CLOSED))
-
-    def _end(self, connection: int, cause: CloseCause) -> None:
-        far = self._far.pop(connection, None)
-        if far is not None and far.channel._far.pop(far.connection, None) is not None:  # noqa: SLF001
-            far.channel._event(Closed(far.connection, cause, ""))  # noqa: SLF001
-
-    def poll(self) -> Sequence[ChannelEvent]:
-        """See `ControlChannel.poll`."""
-        events, self._events = self._events, []
-        return events
-
-    def _event(self, event: ChannelEvent) -> None:
-        self._events.append(event)
-        self._world.wake()
+        known = self._world.registry.get((bootstrap, registration.instance))
+        if known is not None and known.incarnation == registration.incarnation:
+            del self._world.registry[bootstrap, registration.instance]
 
 
 class Write:
-    """A posted write: how many of its descriptors have not landed."""
+    """A posted write. rows: (source address, length, destination address) each; left: how many are to land."""
 
-    def __init__(self, handle: int, left: int) -> None:
+    __slots__ = ("error", "handle", "left", "message", "rows", "source", "target")
+
+    def __init__(
+        self,
+        handle: int,
+        source: SimTransport,
+        target: SimTransport,
+        rows: list[tuple[int, int, int]],
+        message: bytes,
+    ) -> None:
         self.handle = handle
-        self.left = left
+        self.source = source
+        self.target = target
+        self.rows = rows
+        self.message = message
+        self.left = len(rows)
+        self.error: str | None = None
+
+    def under_way(self, world: World) -> list[tuple[int, int, int]]:
+        """What may still land: nothing once either end is gone."""
+        lane = world._lanes.by_key.get(self)  # noqa: SLF001 - a write is a lane of its world
+        if lane is None or self.target.dead or self.source.killed:
+            return []
+        return [action.args[1] for action in lane.queue if isinstance(action, partial) and len(action.args) == 2]
 
 
 class SimTransport:
     """Writes between the world's agents: real bytes, copied between the real addresses of this process."""
 
-    def __init__(self, world: World, agent: str) -> None:
+    def __init__(self, world: World, agent: str, name: str = "") -> None:
         self._world = world
         self._agent = agent
         self._table: DescriptorTable | None = None
+        self._registered: list[tuple[int, int]] = []
         self._peers: dict[str, DescriptorTable] = {}
         self._lists: dict[int, dict[str, Descriptors]] = {}
-        self._writes: set[int] = set()
+        self._writes: dict[int, Write] = {}
         self._settled: list[Settlement] = []
         self._arrived: list[Arrival] = []
-        self._dead = False
-        self._killed = False
+        self.name = name
+        self.owner: Callable[[], None] = nobody
+        self.dead = False
+        self.killed = False
         self.post_error = ""
         world.agents[agent] = self
 
@@ -233,6 +160,7 @@ class SimTransport:
     def register(self, layout: Layout, regions: Regions) -> DescriptorTable:
         """See `Transport.register`."""
         self._table = DescriptorTable(layout, regions)
+        self._registered = _ranges(layout, regions)
         self._lists[id(self._table)] = self._table.lists()
         return self._table
 
@@ -242,8 +170,12 @@ class SimTransport:
 
     def add_peer(self, agent: str, blob: bytes, layout: Layout, regions: Regions) -> DescriptorTable:
         """See `Transport.add_peer`."""
-        if blob != _BLOB + agent.encode():
+        target = self._world.agents.get(agent)
+        if blob != _BLOB + agent.encode() or target is None:
             raise TransportError(f"the metadata is not that of {agent}")
+        for start, stop in _ranges(layout, regions):
+            if not any(a <= start and stop <= b for a, b in target._registered):  # noqa: SLF001
+                raise TransportError(f"{agent} has not registered the memory that it describes")
         table = self._peers[agent] = DescriptorTable(layout, regions)
         self._lists[id(table)] = table.lists()
         return table
@@ -254,55 +186,88 @@ class SimTransport:
         if table is not None:
             del self._lists[id(table)]
 
+    # -- writes --------------------------------------------------------------------------------------------------
+
     def post(self, agent: str, piece: Piece, notification: bytes) -> int | None:
         """See `Transport.post`. The world decides when each descriptor lands; it never settles at once."""
-        if self.post_error:
-            raise TransportError(self.post_error)
-        target = self._world.agents.get(agent)
-        if target is None or target._dead:  # noqa: SLF001
+        world = self._world
+        rows = self._rows(agent, piece)
+        if self.post_error or (world.faults.post_fails and world.random.random() < world.faults.post_fails):
+            world.witness.refused(self, agent, rows[0][0])
+            raise TransportError(self.post_error or "no more descriptors")
+        target = world.agents.get(agent)
+        if target is None or target.dead:
             raise PeerGone(f"{agent} is gone")
+        write = Write(world.number(), self, target, rows, notification)
+        self._writes[write.handle] = write
+        world.witness.posted(write)
+        for row in rows:
+            world.later(write, partial(self._land, write, row), ordered=False)
+        if world.faults.writes:
+            self._disturb(write)
+        return write.handle
+
+    def _rows(self, agent: str, piece: Piece) -> list[tuple[int, int, int]]:
         assert self._table is not None
         if piece.source_descriptors is not None and piece.destination_descriptors is not None:
             sources, targets = piece.source_descriptors, piece.destination_descriptors
         else:
             sources = self._lists[id(self._table)][piece.source_memory][piece.source_indices]
             targets = self._lists[id(self._peers[agent])][piece.destination_memory][piece.destination_indices]
-        write = Write(self._world.number(), len(sources))
-        self._writes.add(write.handle)
-        for (source, length, _), (destination, _, _) in zip(sources.tolist(), targets.tolist(), strict=True):
-            self._world.later(
-                write,
-                partial(self._land, write, source, destination, length, target, notification),
-                ordered=False,
-            )
-        return write.handle
+        columns = zip(sources[:, 0].tolist(), sources[:, 1].tolist(), targets[:, 0].tolist(), strict=True)
+        return list(columns)
 
-    def _land(
-        self, write: Write, source: int, destination: int, length: int, target: SimTransport, notification: bytes
-    ) -> None:
-        if self._killed:
+    def _disturb(self, write: Write) -> None:
+        world = self._world
+        faults, draw, tell = world.faults, world.random, world.witness.disturbed
+        if draw.random() < faults.write_fails:
+            tell("failed", write)
+            world.later(write, partial(self._break, write), ordered=False)
+        if draw.random() < faults.write_stuck:
+            tell("stuck", write)
+            world.hold(write)
+        elif draw.random() < faults.write_slow:
+            tell("slow", write)
+            world.hold(write, draw.random() * faults.late_s)
+
+    def _break(self, write: Write) -> None:
+        """It ends with an error, unless all of it has landed; what is under way lands all the same."""
+        if write.left:
+            self.fail(write, _BROKEN)
+
+    def fail(self, write: Write, error: str) -> None:
+        """A write ends with an error, now. What of it is under way may still land."""
+        write.error = error
+        self._over(write, error)
+
+    def _land(self, write: Write, row: tuple[int, int, int]) -> None:
+        if self.killed:
             return
-        if target._dead:
+        target, world = write.target, self._world
+        if target.dead:
             self._over(write, "the peer is gone")
             return
+        source, length, destination = row
         ctypes.memmove(destination, source, length)
         write.left -= 1
-        if write.left:
+        world.witness.landed(write, source, destination, length)
+        if write.left or write.error is not None:
             return
-        if notification:
-            arrival = Arrival(self._agent, notification)
-            self._world.later((target, "notifications"), lambda: target._arrive(arrival), ordered=False)
-        self._world.later((self, "settlements"), lambda: self._over(write, None), ordered=False)
+        if write.message:
+            arrival = Arrival(self._agent, write.message)
+            world.later((target, "notifications"), partial(target._arrive, arrival), ordered=False)  # noqa: SLF001
+        world.later((self, "settlements"), partial(self._over, write, None), ordered=False)
 
     def _arrive(self, arrival: Arrival) -> None:
+        self._world.witness.notified(self, *arrival)
         self._arrived.append(arrival)
-        self._world.wake()
+        self.owner()
 
     def _over(self, write: Write, error: str | None) -> None:
-        if write.handle in self._writes:
-            self._writes.discard(write.handle)
+        if self._writes.pop(write.handle, None) is not None:
+            self._world.witness.settled(write, error)
             self._settled.append(Settlement(write.handle, error))
-            self._world.wake()
+            self.owner()
 
     def settled(self) -> Sequence[Settlement]:
         """See `Transport.settled`."""
@@ -316,8 +281,15 @@ class SimTransport:
 
     def kill(self) -> None:
         """The process is gone, and with it what it had posted and not written yet."""
-        self._dead = self._killed = True
+        self.dead = self.killed = True
 
     def close(self) -> None:
         """See `Transport.close`."""
-        self._dead = True
+        self.dead = True
+
+
+def _ranges(layout: Layout, regions: Regions) -> list[tuple[int, int]]:
+    """The address ranges that regions name."""
+    lengths = [spec.item_length for spec in layout.kv] + [spec.item_length for spec in layout.aux]
+    lengths += [spec.item_length for component in layout.state for spec in component.buffers]
+    return [(r.address, r.address + r.items * n) for r, n in zip(regions.in_order(), lengths, strict=True)]

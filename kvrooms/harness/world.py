@@ -3,7 +3,7 @@
 It replaces ports and nothing else: the code above them is the product's own. It knows bytes, addresses, connections; no
 manifest, phase or lease. Writes land descriptor by descriptor in any order, a notification after its own write, and a
 write lands whatever its target has forgotten meanwhile, as NIXL was seen to do. Messages take any time; those of one
-connection keep their order unless `reorder` is set.
+connection keep their order unless `reorder` is set. What else may go wrong is in `Faults`, and in the methods below.
 
     world = World(seed=1)
     prefill = PrefillEngine(memory_p, assembly=world.assemble("prefill", memory_p, listen=True))
@@ -14,10 +14,10 @@ connection keep their order unless `reorder` is set.
 
 from __future__ import annotations
 
+import math
 import random
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 from ..engine.core import EngineCore, Ports
 from ..engine.host import Assembly
@@ -25,7 +25,13 @@ from ..engine.settings import EngineSettings
 from ..protocol.identity import agent_name
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration
-from .ports import SimChannel, SimClock, SimIds, SimRegistry, SimTransport, Write
+from .channel import SimChannel, nobody
+from .faults import Faults
+from .lanes import FOREVER, Choices, Lanes
+from .ports import SimClock, SimIds, SimRegistry, SimTransport, Write
+from .witness import Witness
+
+__all__ = ["Faults", "SimRunner", "Stuck", "World"]
 
 STEPS_MAX = 200_000
 
@@ -34,41 +40,20 @@ class Stuck(AssertionError):
     """Nothing can happen any more without a timer, and what was waited for has not come: a hang."""
 
 
-class Faults(NamedTuple):
-    """What may go wrong.
-
-    drop, repeat: probabilities per frame on the control channel. reorder: its frames come in any order. delay: where
-    timers run, the probability per step that time passes first, so that anything may be slower than any timer.
-    """
-
-    drop: float = 0.0
-    repeat: float = 0.0
-    reorder: bool = False
-    delay: float = 0.0
-
-
-class _Lane:
-    """Things that will happen: in order, or in any order."""
-
-    def __init__(self, *, ordered: bool) -> None:
-        self.ordered = ordered
-        self.queue: deque[Callable[[], None]] = deque()
-
-
 class World:
-    """The world. `faults` may be changed while it runs."""
+    """The world. `faults` and `witness` may be changed while it runs."""
 
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a simulation, to be replayed
         self.faults = faults or Faults()
+        self.witness = Witness()
         self.now = 0.0
         self.steps = 0
         self.registry: dict[tuple[str, str], Registration] = {}
         self.listeners: dict[str, SimChannel] = {}
         self.agents: dict[str, SimTransport] = {}
-        self.writes_held = False
-        """While true, no posted write lands."""
-        self._lanes: dict[object, _Lane] = {}
+        self._choices = Choices()
+        self._lanes = Lanes(self._choices)
         self._runners: list[SimRunner] = []
         self._numbers = 0
 
@@ -79,10 +64,11 @@ class World:
 
     def later(self, lane: object, action: Callable[[], None], *, ordered: bool = True) -> None:
         """Let `action` happen at some step; things of one ordered lane keep their order."""
-        found = self._lanes.get(lane)
-        if found is None or not found.queue:
-            found = self._lanes[lane] = _Lane(ordered=ordered)
-        found.queue.append(action)
+        self._lanes.add(lane, action, ordered=ordered, write=isinstance(lane, Write))
+
+    def hold(self, lane: object, seconds: float = FOREVER) -> None:
+        """Let what is in a lane stand still for some time of the world, or until it heals."""
+        self._lanes.hold(lane, self.now + seconds)
 
     def assemble(
         self, name: str, memory: Memory, settings: EngineSettings | None = None, *, listen: bool = False
@@ -90,17 +76,19 @@ class World:
         """The parts of an engine in this world. `listen` is for prefill engines."""
         ids = SimIds(self.random)
         incarnation = ids.incarnation()
-        channel = SimChannel(self)
-        transport = SimTransport(self, agent_name(incarnation))
+        channel = SimChannel(self, name)
+        transport = SimTransport(self, agent_name(incarnation), name)
         source = transport.register(memory.layout, memory.regions)
         registry = SimRegistry(self)
+        clock = SimClock(self)
         address = bootstrap = ""
+        release: Callable[[], None] = nobody
         if listen:
             address, bootstrap = channel.listen(), "http://world:1"
-            registry.announce(
-                bootstrap,
-                Registration(name, 0, address, incarnation, memory.layout.page_size, memory.layout.digest.hex(), 30.0),
-            )
+            layout = memory.layout
+            entry = Registration(name, 0, address, incarnation, layout.page_size, layout.digest.hex(), 30.0)
+            registry.announce(bootstrap, entry)
+            release = partial(registry.withdraw, bootstrap, entry)
         ports = Ports(
             name=name,
             incarnation=incarnation,
@@ -110,16 +98,18 @@ class World:
             transport=transport,
             channel=channel,
             registry=registry,
-            clock=SimClock(self),
+            clock=clock,
             ids=ids,
         )
 
         def runner(core: EngineCore, finish: Callable[[], None]) -> SimRunner:
-            made = SimRunner(self, core, channel, transport, finish)
+            made = SimRunner(self, core, channel, transport, clock, finish)
+            channel.owner = transport.owner = registry.owner = made.wake
             self._runners.append(made)
+            made.wake()
             return made
 
-        return Assembly(ports, source, runner, lambda: None, address, bootstrap)
+        return Assembly(ports, source, runner, release, address, bootstrap)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -135,8 +125,8 @@ class World:
             if not self.step(timers=timers):
                 if until():
                     return
-                raise Stuck(self._state())
-        raise Stuck(f"not over after {STEPS_MAX} steps; {self._state()}")
+                raise Stuck(self.state())
+        raise Stuck(f"not over after {STEPS_MAX} steps; {self.state()}")
 
     def settle(self) -> None:
         """Let everything happen that can happen without a timer."""
@@ -145,71 +135,103 @@ class World:
 
     def step(self, *, timers: bool = False) -> bool:
         """Let one thing happen, drawn from all that can; with `timers`, else let time pass. False: nothing did."""
-        if timers and self.faults.delay and self.random.random() < self.faults.delay and self._pass_time():
-            return True
-        return self._step() or (timers and self._pass_time())
-
-    def _step(self) -> bool:
         self.steps += 1
-        runners = [runner for runner in self._runners if runner.turning and runner.woken]
-        lanes = self._open_lanes()
-        choices = len(runners) + len(lanes)
-        if not choices:
-            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
-            return sum(runner.turn() for runner in self._runners if runner.turning) > 0
-        chosen = self.random.randrange(choices)
-        if chosen < len(runners):
-            runners[chosen].turn()
+        if timers and self.faults.delay and self.random.random() < self.faults.delay and self.pass_time():
             return True
-        lane = lanes[chosen - len(runners)]
-        if not lane.ordered:
-            lane.queue.rotate(self.random.randrange(len(lane.queue)))
-        lane.queue.popleft()()
+        members = self._choices.members
+        if not members:
+            self._lanes.sweep()
+            return timers and self.pass_time()
+        members[int(self.random.random() * len(members))].happen(self.random)
         return True
 
-    def _open_lanes(self) -> list[_Lane]:
-        if self.writes_held:
-            return [lane for key, lane in self._lanes.items() if lane.queue and not isinstance(key, Write)]
-        return [lane for lane in self._lanes.values() if lane.queue]
-
-    def _pass_time(self) -> bool:
-        deadlines = [runner.core.next_deadline() for runner in self._runners if runner.turning]
-        due = [deadline for deadline in deadlines if deadline is not None]
-        if not due:
+    def pass_time(self) -> bool:
+        """Let time pass until the next alarm of an engine, or until something goes on that stood still."""
+        dues = [due for runner in self._runners if (due := runner.due()) is not None]
+        release = self._lanes.next_release()
+        if release is not None:
+            dues.append(release)
+        if not dues:
             return False
-        self.now = max(self.now, min(due))
+        self.now = max(self.now, min(dues))
+        self.witness.time(self.now)
+        self._lanes.release(self.now)
         for runner in self._runners:
-            runner.woken = True
+            due = runner.due()
+            if due is not None and due <= self.now:
+                runner.wake()
         return True
 
-    def wake(self) -> None:
-        """Something arrived somewhere: every core may want to look."""
-        for runner in self._runners:
-            runner.woken = True
-
-    def _state(self) -> str:
-        parts = [f"{runner.core.name}: {runner.core.tables()}" for runner in self._runners]
+    def state(self) -> str:
+        """The tables of every engine, in words."""
+        parts = [f"{runner.core.name}: {runner.core.tables()}" for runner in self._runners if not runner.gone]
         return f"at {self.now:.3f} s, step {self.steps}: " + "; ".join(parts)
 
     # -- faults --------------------------------------------------------------------------------------------------
+
+    @property
+    def writes_held(self) -> bool:
+        """While true, no posted write lands."""
+        return self._lanes.writes_held
+
+    @writes_held.setter
+    def writes_held(self, held: bool) -> None:
+        self._lanes.hold_writes(held)
+
+    @property
+    def writes(self) -> list[Write]:
+        """The posted writes that have bytes under way."""
+        return [key for key, lane in self._lanes.by_key.items() if isinstance(key, Write) and lane.queue]
+
+    def lose(self, lane: object) -> None:
+        """Let nothing of a lane happen."""
+        found = self._lanes.by_key.pop(lane, None)
+        if found is not None:
+            self._choices.drop(found)
+
+    def runner(self, name: str) -> SimRunner:
+        """The runner of the engine that has this name now."""
+        return next(runner for runner in reversed(self._runners) if runner.core.name == name and not runner.gone)
 
     def kill(self, name: str) -> None:
         """kill -9: the engine turns no more, its agent is gone, its connections are closed by its kernel."""
         for runner in self._runners:
             if runner.core.name == name and not runner.gone:
-                runner.turning, runner.gone = False, True
+                self.witness.engine("killed", name)
+                runner.end()
                 runner.transport.kill()
                 runner.channel.kill()
 
     def stall(self, name: str, *, stalled: bool = True) -> None:
         """SIGSTOP or SIGCONT: the engine turns no more, or again; whatever it posted goes on."""
         for runner in self._runners:
-            if runner.core.name == name and not runner.gone:
+            if runner.core.name == name and not runner.gone and runner.turning is stalled:
+                self.witness.engine("stalled" if stalled else "woken", name)
                 runner.turning = not stalled
+                if stalled:
+                    self._choices.drop(runner)
+                else:
+                    runner.wake()
+
+    def jump(self, name: str, seconds: float) -> None:
+        """The clock of one engine jumps forward: its machine slept, or its time was put right."""
+        self.witness.engine("its clock jumps", name)
+        runner = self.runner(name)
+        runner.clock.offset += seconds
+        runner.wake()
+
+    def heal(self) -> None:
+        """Nothing goes wrong from here on, and what stood still goes on."""
+        self.faults = Faults()
+        self.writes_held = False
+        self._lanes.release(FOREVER)
+        for runner in self._runners:
+            if not runner.gone:
+                self.stall(runner.core.name, stalled=False)
 
 
 class SimRunner:
-    """Turns a core when the world says so."""
+    """Turns a core when the world says so: after something arrived at it, and when an alarm of it is due."""
 
     def __init__(
         self,
@@ -217,14 +239,17 @@ class SimRunner:
         core: EngineCore,
         channel: SimChannel,
         transport: SimTransport,
+        clock: SimClock,
         finish: Callable[[], None],
     ) -> None:
         self.core = core
         self.channel = channel
         self.transport = transport
+        self.clock = clock
         self.turning = True
         self.gone = False
-        self.woken = True
+        self.woken = False
+        self.place = -1
         self._world = world
         self._finish = finish
 
@@ -234,21 +259,44 @@ class SimRunner:
     def wake(self) -> None:
         """See `Runner.wake`."""
         self.woken = True
+        if self.place < 0 and self.turning:
+            self._world._choices.put(self)  # noqa: SLF001 - the world's own runner
+
+    def due(self) -> float | None:
+        """When its next alarm is due, on the world's clock."""
+        if not self.turning:
+            return None
+        deadline = self.core.next_deadline()
+        if deadline is None:
+            return None
+        offset = self.clock.offset
+        due = deadline - offset
+        return due if due + offset >= deadline else math.nextafter(due, math.inf)
+
+    def happen(self, draw: random.Random) -> None:
+        """It was drawn: a turn."""
+        self.turn()
 
     def turn(self) -> bool:
-        """One turn of the core; the world's other cores may have something to look at after it."""
+        """One turn of the core; after one in which something happened there is another."""
         self.woken = False
+        self._world._choices.drop(self)  # noqa: SLF001
         busy = self.core.turn()
         if busy:
-            self.woken = True
+            self.wake()
         return busy
+
+    def end(self) -> None:
+        """It turns no more."""
+        self.turning, self.gone = False, True
+        self._world._choices.drop(self)  # noqa: SLF001
 
     def stop(self, timeout_s: float) -> bool:
         """See `Runner.stop`. The world runs on until the core has drained, or `timeout_s` virtual seconds are over."""
         world, end = self._world, self._world.now + timeout_s
         self.core.submit(self.core.shutdown)
-        self.woken = True
+        self.wake()
         world.run(lambda: (self.core.closing and not self.core.undrained) or world.now > end, timers=True)
         self._finish()
-        self.turning, self.gone = False, True
+        self.end()
         return True
