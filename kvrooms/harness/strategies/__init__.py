@@ -1,0 +1,37 @@
+"""Hypothesis strategies for rooms, so that anybody can write properties of their own.
+
+    from hypothesis import given
+    from kvrooms.harness import strategies as rooms
+
+    @given(ours=rooms.nothing(), theirs=rooms.nothing(), chunks=rooms.chunkings(pages=3), schedule=rooms.schedules())
+    def test_mine(ours, theirs, chunks, schedule): ...
+
+What is drawn prints itself readably and shrinks towards the plainest case: `absent` for a spelling, one send for a
+chunking, first come first served for a schedule, nothing wrong for faults. Needs the `harness` extra.
+"""
+
+from .layouts import declarations, index_lists, layouts, manifests
+from .orders import Announced, Schedule, announced, faults, schedules
+from .sends import Chunk, chunkings, split
+from .spellings import ABSENT, Absent, Spelling, nothing, spelled, spellings
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Announced",
+    "Chunk",
+    "Schedule",
+    "Spelling",
+    "announced",
+    "chunkings",
+    "declarations",
+    "faults",
+    "index_lists",
+    "layouts",
+    "manifests",
+    "nothing",
+    "schedules",
+    "spelled",
+    "spellings",
+    "split",
+]
