@@ -1,0 +1,179 @@
+"""The property that this project is about:
+
+    an empty `state_indices`, in any spelling, on either side, at any rank count, chunking and order of arrival,
+    never leaves decode waiting.
+
+The engines are the real ones, called as users call them; only the wire, the clock and the registry under them are
+simulated. `world.run` lets no time pass. So there is no deadline that could end a room: where nothing but a timer can
+help, it raises Stuck.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvrooms import DecodeEngine, PrefillEngine, Status
+from kvrooms.harness import strategies as rooms
+from kvrooms.harness.simulate.memory import Shape, source_pool, target_pool
+from kvrooms.harness.world import World
+from kvrooms.protocol.events import Accepted, Bound, Declared, Landed, Settled
+from kvrooms.protocol.failure import Reason
+from kvrooms.protocol.manifest import Declaration, derive, state_indices
+from kvrooms.protocol.notify import PartKind
+from kvrooms.statemachine.rooms import decode_room, prefill_room, step_decode, step_prefill
+
+
+@settings(max_examples=150)
+@given(
+    prefill_says=rooms.nothing(
+        ["swa"]
+    ),  # absent, None, [], [[]], [None], [[], []], {}, {"swa": None}, empty arrays ...
+    decode_says=rooms.nothing(["swa"]),
+    components=st.integers(1, 2),
+    chunking=rooms.chunkings(pages=3),
+    decode_first=st.booleans(),
+    order=rooms.schedules(),
+)
+def test_no_spelling_of_nothing_leaves_decode_waiting(
+    prefill_says, decode_says, components, chunking, decode_first, order
+):
+    world = World()
+    world.random = order
+    source, target = source_pool(Shape(indexed=components), seed=1), target_pool(Shape(indexed=components))
+    prefill = PrefillEngine(source.memory, assembly=world.assemble("prefill", source.memory, listen=True))
+    decode = DecodeEngine(target.memory, assembly=world.assemble("decode", target.memory))
+
+    def receive():
+        return decode.open(7, bootstrap=prefill.bootstrap, pages=[8, 2, 5], aux_index=4, **decode_says.argument())
+
+    def send():
+        room = prefill.open(7, aux_index=1)
+        for pages, _, last in rooms.split(chunking, [3, 9, 6]):
+            room.send(pages, last=last, **prefill_says.argument())
+        return room
+
+    ends = [receive(), send()] if decode_first else [send(), receive()]
+    world.run(lambda: all(room.poll().terminal for room in ends))
+
+    assert [room.poll() for room in ends] == [Status.DONE, Status.DONE]
+    for part, sent, landed in (("kv", [3, 9, 6], [8, 2, 5]), ("aux", [1], [4])):
+        for a, b in zip(source.read(part, sent), target.read(part, landed), strict=True):
+            assert a.tobytes() == b.tobytes()
+    assert world.now == 0, "time has passed"
+
+
+@settings(max_examples=150)
+@given(
+    data=st.data(),
+    prefill_has=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    decode_wants=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    agree=st.booleans(),
+    order=rooms.schedules(),
+)
+def test_nor_does_state_that_one_side_alone_has(data, prefill_has, decode_wants, agree, order):
+    """Equal numbers of indices arrive; other numbers, none among them, fail both sides and say why. Nobody waits."""
+    decode_wants = prefill_has if agree else decode_wants
+    world = World()
+    world.random = order
+    source, target = source_pool(Shape(indexed=2), seed=1), target_pool(Shape(indexed=2))
+    prefill = PrefillEngine(source.memory, assembly=world.assemble("prefill", source.memory, listen=True))
+    decode = DecodeEngine(target.memory, assembly=world.assemble("decode", target.memory))
+    given_by_prefill = dict(zip(("swa", "index"), ([5, 1][: prefill_has[0]], [2, 0][: prefill_has[1]]), strict=True))
+    given_by_decode = dict(zip(("swa", "index"), ([3, 6][: decode_wants[0]], [7, 4][: decode_wants[1]]), strict=True))
+    decode_says = data.draw(rooms.spellings(given_by_decode), label="decode says")
+    chunking = data.draw(rooms.chunkings(pages=2, state=prefill_has), label="chunking")
+
+    receiver = decode.open(7, bootstrap=prefill.bootstrap, pages=[8, 2], **decode_says.argument())
+    sender = prefill.open(7)
+    for pages, state, last in rooms.split(chunking, [3, 9], given_by_prefill):
+        some = {name: state.get(name, []) for name in given_by_prefill}
+        prefill_says = data.draw(rooms.spellings(some), label="prefill says")
+        sender.send(pages, last=last, **prefill_says.argument())
+    world.run(lambda: receiver.poll().terminal and sender.poll().terminal)
+
+    if prefill_has == decode_wants:
+        assert receiver.poll() is sender.poll() is Status.DONE
+        for part in ("swa", "index"):
+            sent, landed = source.read(part, given_by_prefill[part]), target.read(part, given_by_decode[part])
+            assert [a.tobytes() for a in sent] == [b.tobytes() for b in landed]
+    else:
+        assert receiver.failure.reason is sender.failure.reason is Reason.MISMATCH
+        assert "state component" in receiver.failure.detail
+        assert receiver.failure.detail == sender.failure.detail
+    assert world.now == 0
+
+
+@settings(max_examples=60)
+@given(
+    prefill_says=st.lists(rooms.nothing(), min_size=4, max_size=4),
+    decode_says=st.lists(rooms.nothing(), min_size=4, max_size=4),
+    order=rooms.schedules(),
+)
+def test_nor_with_several_engines_and_rooms_at_once(prefill_says, decode_says, order):
+    """Two prefill engines, two decode engines, a room between each two of them."""
+    world = World()
+    world.random = order
+    shape = Shape(indexed=1)
+    sources, targets = [source_pool(shape, seed=i) for i in range(2)], [target_pool(shape) for _ in range(2)]
+    prefills = [
+        PrefillEngine(pool.memory, assembly=world.assemble(f"prefill-{i}", pool.memory, listen=True))
+        for i, pool in enumerate(sources)
+    ]
+    decodes = [
+        DecodeEngine(pool.memory, assembly=world.assemble(f"decode-{i}", pool.memory)) for i, pool in enumerate(targets)
+    ]
+    ends = []
+    for number in range(4):
+        p, d = divmod(number, 2)
+        place = {"bootstrap": prefills[p].bootstrap, "instance": f"prefill-{p}"}
+        receiver = decodes[d].open(number, pages=[2 * p, 2 * p + 1], **place, **decode_says[number].argument())
+        sender = prefills[p].open(number, pages=2)
+        sender.send([4 + d])
+        sender.send([8 + d], **prefill_says[number].argument())
+        ends += [receiver, sender]
+    world.run(lambda: all(room.poll().terminal for room in ends))
+
+    assert {room.poll() for room in ends} == {Status.DONE}
+    for p, source in enumerate(sources):
+        for d, target in enumerate(targets):
+            sent, landed = source.read("kv", [4 + d, 8 + d]), target.read("kv", [2 * p, 2 * p + 1])
+            assert [a.tobytes() for a in sent] == [b.tobytes() for b in landed]
+    assert world.now == 0
+
+
+@settings(max_examples=100)
+@given(
+    ranks=st.integers(1, 8),
+    prefill_says=rooms.nothing(["swa"]),
+    decode_says=rooms.nothing(["swa"]),
+    data=st.data(),
+)
+def test_nor_at_any_number_of_ranks(ranks, prefill_says, decode_says, data):
+    """So far an engine opens a room between one rank and one rank; its machines take any number on the other side.
+
+    What a rank owes is read off the spelling by the functions that the engines call.
+    """
+    layout = target_pool(Shape(indexed=1)).memory.layout
+
+    def indices(spelling):
+        value = spelling.value()
+        return state_indices(layout, None if value is rooms.ABSENT else value, items=(8,))
+
+    wanted = derive(layout, pages=2, prefix_pages=0, indices=indices(decode_says), aux=True)
+    mine = derive(layout, pages=2, prefix_pages=0, indices=indices(prefill_says), aux=True)
+    parts = [(PartKind.KV, 0, 0, 1), (PartKind.KV, 0, 1, 2), (PartKind.AUX, 0, 0, 1)]
+
+    receiver = decode_room((wanted,) * ranks)
+    arrivals = [Accepted(rank) for rank in range(ranks)]
+    arrivals += [Landed(rank, *part) for rank in range(ranks) for part in parts]
+    for event in data.draw(st.permutations(arrivals), label="arrivals at decode"):
+        receiver, _ = step_decode(receiver, event)
+
+    sender = prefill_room(ranks)
+    known = [Declared(Declaration(mine.pages, mine.aux, mine.state)), *(Bound(rank, wanted) for rank in range(ranks))]
+    written = [Settled(rank, *part) for rank in range(ranks) for part in parts]
+    for event in data.draw(st.permutations(known)) + data.draw(st.permutations(written)):
+        sender, _ = step_prefill(sender, event)
+
+    assert (receiver.phase.name, sender.phase.name) == ("DONE", "DONE")
