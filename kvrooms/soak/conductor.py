@@ -23,6 +23,7 @@ _TICK_S = 0.2
 _ABANDON_S = 2.5
 _RECOVER_S = 1.0
 _DEFERRED_MOST = 2
+_KILL_WITHIN_S = 0.03
 _SHORT_STALL_S = (0.05, 1.0)
 
 
@@ -174,8 +175,8 @@ class Conductor:
     def _issue(self, began: float) -> None:
         """Hand out rooms, up to the limit."""
         while len(self._open) < self._in_flight:
-            if self._killing and self._incident is None and self._kill_next():
-                continue
+            if self._killing and self._incident is None:
+                self._kill_next()
             plan = self._next_plan(began)
             if plan is None:
                 return
@@ -191,9 +192,13 @@ class Conductor:
         if self._deferred and (self._incident is None or not _stops(self._deferred[0])):
             return self._deferred.popleft()
         while self._next < self.rooms and len(self._deferred) < _DEFERRED_MOST and not self._all_issued(began):
+            if self._next in self._kills:
+                if self._killing:  # rooms are to be under way when a process dies, so they do not run ahead
+                    return None
+                self._killing.append(self._kills.pop(self._next))
+                if self._incident is None:
+                    self._kill_next()
             number, self._next = self._next, self._next + 1
-            if number in self._kills:
-                self._killing.append(self._kills[number])
             plan = plan_of(self._config, number)
             if not _stops(plan) or (self._incident is None and not self._deferred):
                 return plan
@@ -218,18 +223,14 @@ class Conductor:
             self._incident = seat
             self._after(injury.delay_s, lambda: self._stop(seat, long=injury.fault is Fault.FREEZE))
 
-    def _kill_next(self) -> bool:
-        """Choose whom to kill in a moment. False when that must wait."""
-        side = self._killing[0]
+    def _kill_next(self) -> None:
+        """Choose whom to kill in a moment. All processes are well: nothing else goes on."""
+        side = self._killing.popleft()
         seats = self._seats.prefills if side == "prefill" else self._seats.decodes
         # The first of each side is never killed: its memory is measured from the beginning to the end.
         victim = seats[self._draw.randrange(1, len(seats))] if len(seats) > 1 else seats[0]
-        if victim.state is not State.UP:
-            return False
-        self._killing.popleft()
         self._incident = victim
-        self._after(self._draw.uniform(0, 0.05), lambda: self._kill(victim))
-        return True
+        self._after(self._draw.uniform(0, _KILL_WITHIN_S), lambda: self._kill(victim))
 
     # -- what is done to processes -----------------------------------------------------------------------------------
 

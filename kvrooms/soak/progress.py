@@ -23,7 +23,8 @@ class Progress:
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
         self._rooms = rooms
-        self._began = self._shown = time.monotonic()
+        self._began = time.monotonic()
+        self._shown = 0.0
         self._every_s = _EVERY_S
         if self._console.is_terminal and not plain:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
@@ -43,7 +44,7 @@ class Progress:
     def show(self, tally: Tally) -> None:
         """The tally as it stands, if it is time to show it."""
         now = time.monotonic()
-        if now - self._shown < self._every_s:
+        if not tally.rooms or now - self._shown < self._every_s:
             return
         self._shown = now
         words = (
