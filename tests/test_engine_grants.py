@@ -13,6 +13,7 @@ from kvrooms import Status
 from kvrooms.engine.prefill import PrefillRoom
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import wire
+from kvrooms.protocol.errors import UncertainWrite
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.manifest import Manifest
 
@@ -112,6 +113,28 @@ def test_a_metadata_repeated_while_it_is_bound_is_ignored_and_counted() -> None:
     send_in(sender, plan, [2])
     bench.finish(sender)
     assert sender.poll() is Status.DONE
+
+
+def check_metadata_repeated_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(4)
+    hand = HandDecode(bench).join()
+    offered(bench)
+
+    def fails(*_: object) -> None:
+        raise UncertainWrite("some of it may be under way")
+
+    monkeypatch.setattr(bench.prefill._core.transport, "post", fails)
+    hand.say(hand.metadata(1))
+    bench.settle()
+    assert [f.grant for f in hand.heard(wire.Failed)] == [1]
+    hand.say(hand.metadata(1), wire.Abort(1, Reason.PEER_ABORTED, ""))
+    bench.settle()
+    assert not hand.heard(wire.Reject), "a refusal is an acknowledgement, and the failed write may still land"
+    assert not hand.heard(wire.Ack)
+
+
+def test_a_metadata_repeated_for_a_grant_in_doubt_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_metadata_repeated_in_doubt(monkeypatch)
 
 
 def test_a_second_metadata_for_a_room_ends_the_first_and_waits_for_the_next_life() -> None:

@@ -112,7 +112,8 @@ class PrefillGrants(PrefillPosting):
         self._reject(writer.peer, writer.number, Reason.REFUSED, detail)
 
     def _reject(self, peer: PrefillPeer, number: int, reason: Reason, detail: str) -> None:
-        if peer.link is not None:
+        """Refuse a grant. Decode takes this for an acknowledgement too, so nothing is said of a grant in doubt."""
+        if peer.link is not None and number not in peer.doubtful:
             self._send(peer.link, wire.Reject(number, reason, detail[:DETAIL_MAX]))
 
     def _over(self, peer: PrefillPeer, number: int) -> None:
