@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvrooms.protocol import wire
+from kvrooms.protocol import notify, wire
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.manifest import Manifest, state_indices
 from kvrooms.soak.arena import Arena
 from kvrooms.soak.channel import FaultyChannel, Mark, hostile, poison
+from kvrooms.soak.corrupt import CorruptingTransport
 from kvrooms.soak.memory import Pools, spelled
 from kvrooms.soak.messages import Ended
 from kvrooms.soak.oracle import Oracle
 from kvrooms.soak.plan import HARMLESS, PLAIN_FROM, ROOMS, Config, Fault, kill_numbers, plan_of
 from kvrooms.soak.progress import Progress
 from kvrooms.soak.tally import Carried, Incident, Tally
-from kvrooms.transport.ports import FrameIn
+from kvrooms.transport.ports import Arrival, FrameIn
 
 CONFIG = Config(seed=3, fault_rate=0.3)
 
@@ -363,3 +364,64 @@ def test_progress_and_table_speak_of_everything():
     assert "peer_lost 1" in stream.getvalue()
     tally.wrongs *= 30
     assert list(tally.complaints())[-1] == "... and 10 more"
+
+
+# -- a byte that changes -----------------------------------------------------------------------------------------------
+
+
+class Landing:
+    """A transport that delivers what it is given."""
+
+    backend = "test"
+
+    def __init__(self, *arrivals):
+        self.waiting = list(arrivals)
+
+    def arrivals(self):
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+def test_one_byte_of_the_first_part_that_lands_is_changed_once():
+    inner, channel = Landing(), FaultyChannel(Wire())
+    transport = CorruptingTransport(inner, channel)
+    channel.send(5, frame(metadata()))
+    row = np.zeros(4, np.uint8)
+    seen = []
+    transport.mark((7, 0), lambda part: seen.append(part) or row)
+    part = notify.Part(notify.PartKind.KV, 0, 0, 1)
+    inner.waiting = [Arrival("x", message) for message in (b"nonsense", notify.encode(1, 98, (part,)))]
+    assert len(transport.arrivals()) == 2
+    assert not row.any(), "these were of no room, or of another one"
+    for _ in range(2):
+        inner.waiting = [Arrival("x", notify.encode(1, 99, (part,)))]
+        assert len(transport.arrivals()) == 1
+        assert row.tolist() == [0, 0, 0, 255]
+    assert seen == [part]
+    assert transport.backend == "test"
+    transport.mark((7, 0), lambda _: row)
+    transport.unmark((7, 0))
+    inner.waiting = [Arrival("x", notify.encode(1, 99, (part,)))]
+    transport.arrivals()
+    assert row.tolist() == [0, 0, 0, 255]
+
+
+def test_a_part_that_has_landed_is_found_in_memory():
+    pools = Pools(Oracle(1))
+    plan = next(p for p in (plan_of(CONFIG, n) for n in range(500)) if p.prefix and p.conv and p.window and p.aux)
+    holding = pools.take(plan, plan.total - plan.prefix)
+    parts = (
+        (notify.PartKind.KV, 0, plan.prefix + 1, pools.pages, holding.pages[1]),
+        (notify.PartKind.AUX, 0, 0, pools.aux, holding.aux[0]),
+        (notify.PartKind.STATE, 0, 0, pools.conv, holding.conv[0]),
+        (notify.PartKind.STATE, 1, plan.window - 1, pools.window, holding.window[-1]),
+    )
+    for kind, component, first, arena, item in parts:
+        pools.landed_item(plan, holding, notify.Part(kind, component, first, 1))[:] = 77
+        assert (next(iter(arena.arrays.values()))[item] == 77).all()
+
+
+def test_only_the_decode_that_asks_for_digests_has_bytes_changed():
+    assert {plan_of(CONFIG, n).decode for n in range(99)} == {0, 1}
+    assert find(Fault.CORRUPT).decode == CONFIG.digesting == 1
+    assert not find(Fault.CORRUPT).harmless

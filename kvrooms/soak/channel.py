@@ -42,6 +42,8 @@ class FaultyChannel:
         self._inner = inner
         self._marks: dict[tuple[Room, str], list[Mark]] = {}
         self._rooms: dict[int, dict[int, Room]] = {}
+        self.tokens: dict[int, Room] = {}
+        """The room of each token that was sent or received lately."""
         self.done: Counter[str] = Counter()
         """How often something was done to a frame, by kind of frame and deed."""
 
@@ -120,9 +122,11 @@ class FaultyChannel:
             return
         if isinstance(body, wire.Metadata):
             rooms = self._rooms.setdefault(connection, {})
-            rooms[body.grant] = (body.room, body.attempt)
+            rooms[body.grant] = self.tokens[body.token] = (body.room, body.attempt)
             if len(rooms) > _GRANTS:
                 del rooms[next(iter(rooms))]
+            if len(self.tokens) > _GRANTS:
+                del self.tokens[next(iter(self.tokens))]
 
 
 def hostile(draw: random.Random, side: str) -> Callable[[bytes], Sequence[bytes]]:

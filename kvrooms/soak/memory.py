@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..protocol.memory import Buffer, Component, Memory
+from ..protocol.notify import Part, PartKind
 from .arena import Arena, Claim
-from .oracle import Oracle
+from .oracle import Bytes, Oracle
 from .plan import Plan
 
 _PAGE, _AUX, _CONV, _WINDOW = 4096, 64, 1024, 512
@@ -83,6 +84,18 @@ class Pools:
                 expected = self._oracle.item(plan.number, name, position + shift, arena.length)
                 wrong += not np.array_equal(row, expected)
         return wrong
+
+    def landed_item(self, plan: Plan, holding: Holding, part: Part) -> Bytes:
+        """The bytes of the first item that a notification speaks of, on decode."""
+        if part.kind is PartKind.KV:
+            arena, item = self.pages, holding.pages[part.first - plan.prefix]
+        elif part.kind is PartKind.AUX:
+            arena, item = self.aux, holding.aux[0]
+        else:
+            arena, items = ((self.conv, holding.conv), (self.window, holding.window))[part.component]
+            item = items[part.first]
+        row: Bytes = next(iter(arena.arrays.values()))[item]
+        return row
 
     @property
     def hits(self) -> int:

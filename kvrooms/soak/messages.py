@@ -18,7 +18,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     config: Config
     registry: str
     port: int = 0
-    settings: dict[str, float] = {}
+    settings: dict[str, int | float] = {}
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -28,18 +28,20 @@ class Fault(enum.Enum):
     STRANGER = "hostile stranger"
     HOSTILE = "hostile frames"
     POISON = "hostile METADATA"
+    CORRUPT = "corrupted byte"
     STALL = "short stall"
     FREEZE = "stall"
 
 
 _SHARES: tuple[tuple[Fault, float], ...] = (
-    (Fault.ABORT, 0.28),
+    (Fault.ABORT, 0.26),
     (Fault.CLOSE, 0.08),
-    (Fault.LOSE, 0.22),
-    (Fault.REPEAT, 0.15),
+    (Fault.LOSE, 0.20),
+    (Fault.REPEAT, 0.14),
     (Fault.STRANGER, 0.08),
-    (Fault.HOSTILE, 0.10),
+    (Fault.HOSTILE, 0.09),
     (Fault.POISON, 0.04),
+    (Fault.CORRUPT, 0.06),
     (Fault.STALL, 0.03),
     (Fault.FREEZE, 0.02),
 )
@@ -63,6 +65,11 @@ class Config(msgspec.Struct, frozen=True):
     prefills: int = 2
     decodes: int = 2
     freezes: bool = True
+
+    @property
+    def digesting(self) -> int:
+        """The index of the decode process that asks for digests: the others show that it goes without."""
+        return self.decodes - 1
 
 
 class Injury(msgspec.Struct, frozen=True):
@@ -143,10 +150,14 @@ def plan_of(config: Config, number: int) -> Plan:
     prefix = draw.choice((0, 0, 0, 1, 5))
     chunks = _split(draw, prefix + pages)
     slow = draw.random() < 0.4
+    decode = draw.randrange(config.decodes)
+    injury = _injury(draw, config, len(chunks)) if number < PLAIN_FROM else None
+    if injury is not None and injury.fault is Fault.CORRUPT:
+        decode = config.digesting
     return Plan(
         number=number,
         prefill=draw.randrange(config.prefills),
-        decode=draw.randrange(config.decodes),
+        decode=decode,
         prefix=prefix,
         chunks=chunks,
         declared=draw.random() < 0.5,
@@ -157,7 +168,7 @@ def plan_of(config: Config, number: int) -> Plan:
         shuffled=draw.random() < 0.5,
         waits_s=(_wait(draw, 0.02), _wait(draw, 0.02)),
         gaps_s=tuple(_wait(draw, 0.02) if slow else 0.0 for _ in chunks),
-        injury=_injury(draw, config, len(chunks)) if number < PLAIN_FROM else None,
+        injury=injury,
     )
 
 
@@ -182,7 +193,7 @@ def _injury(draw: random.Random, config: Config, sends: int) -> Injury | None:
     frame, abort, times = "", None, draw.choice((1, 1, 2))
     if fault in {Fault.LOSE, Fault.REPEAT}:
         frame, side, abort = draw.choice(_FRAMES)
-    elif fault in {Fault.STRANGER, Fault.POISON}:
+    elif fault in {Fault.STRANGER, Fault.POISON, Fault.CORRUPT}:
         side = "decode"
     return Injury(fault, side, draw.randint(0, sends), draw.uniform(0, 0.05), frame, times, abort)
 

@@ -46,7 +46,7 @@ class SoakOptions:
     in_flight: int = 32
     kill_every: int = 300
     freezes: bool = True
-    settings: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, int | float] = field(default_factory=dict)
 
 
 def main(options: SoakOptions) -> int:
@@ -97,7 +97,7 @@ def _conductor(seats: Seats, config: Config, options: SoakOptions) -> Conductor:
     )
 
 
-def _silence_s(settings: dict[str, float]) -> float:
+def _silence_s(settings: dict[str, int | float]) -> float:
     """How long a peer may be silent before it is given up: found out at the next heartbeat."""
     loaded = load_settings(**settings)
     return loaded.heartbeat_timeout_s + loaded.heartbeat_s

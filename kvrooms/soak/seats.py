@@ -46,7 +46,7 @@ class Seat:
 class Seats:
     """All places, and the registry."""
 
-    def __init__(self, processes: Processes, config: Config, settings: dict[str, float]) -> None:
+    def __init__(self, processes: Processes, config: Config, settings: dict[str, int | float]) -> None:
         self._processes = processes
         self._config = config
         self._settings = settings
@@ -66,7 +66,11 @@ class Seats:
     def start(self, seat: Seat) -> None:
         """Start a process for a seat, under its name and, after the first time, at its address. Raises ProcessError."""
         port = control_port(seat.address) if seat.address else 0
-        start = Start(seat.name, seat.role, self._config, self.registry, port, self._settings)
+        digest: dict[str, int | float] = (
+            {"digest": 1} if seat.role == "decode" and seat.index == self._config.digesting else {}
+        )
+        settings = {**digest, **self._settings}
+        start = Start(seat.name, seat.role, self._config, self.registry, port, settings)
         seat.state = State.STARTING
         seat.process = self._processes.start(seat.name, start)
 

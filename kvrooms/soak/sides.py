@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from msgspec.structs import replace
 
@@ -19,7 +19,9 @@ from ..engine.settings import load_settings
 from ..protocol.errors import RoomClosed, RoomFailed
 from ..protocol.registration import parse_address
 from ..protocol.status import Status
+from ..transport.ports import Transport
 from .channel import FaultyChannel, Mark, hostile, poison
+from .corrupt import CorruptingTransport
 from .memory import Holding, Pools, spelled
 from .messages import Complaint, Ended, FromWorker, Order, Start
 from .oracle import Oracle
@@ -87,7 +89,7 @@ class Side:
         try:
             await self._one(plan, order, holding)
         finally:
-            self.channel.unmark((plan.room, plan.attempt))
+            self._unmark((plan.room, plan.attempt))
         self.pools.give_back(holding)
         self.held -= 1
 
@@ -121,6 +123,10 @@ class Side:
             frame, mark = marks[injury.fault]
             times = injury.times if injury.fault is Fault.LOSE else 1
             self.channel.mark((plan.room, plan.attempt), frame, *[mark] * times)
+
+    def _unmark(self, room: tuple[int, int]) -> None:
+        """The room is over: forget what was not done to it."""
+        self.channel.unmark(room)
 
     def _ends_it(self, plan: Plan) -> Callable[[Room], object] | None:
         """How this side's caller ends the room on purpose, if it does."""
@@ -248,14 +254,17 @@ class DecodeSide(Side):
 
     def __init__(self, start: Start, say: Callable[[FromWorker], None]) -> None:
         super().__init__(start, say)
-        self.engine = DecodeEngine(
-            self.pools.memory, name=start.name, settings=self._settings, assembly=self._assemble(None)
-        )
+        assembly = self._assemble(None)
+        self._corrupting = CorruptingTransport(assembly.ports.transport, self.channel)
+        assembly.ports.transport = cast(Transport, self._corrupting)
+        self.engine = DecodeEngine(self.pools.memory, name=start.name, settings=self._settings, assembly=assembly)
 
     def _pages(self, plan: Plan) -> int:
         return plan.total - plan.prefix if plan.total > plan.prefix else 0
 
     async def _one(self, plan: Plan, order: Order, holding: Holding) -> None:
+        if plan.injury is not None and plan.injury.fault is Fault.CORRUPT and self._settings.digest:
+            self._corrupting.mark((plan.room, plan.attempt), lambda part: self.pools.landed_item(plan, holding, part))
         await asyncio.sleep(plan.waits_s[1])
         opened = time.monotonic()
         room = self._open[plan.number] = self.engine.open(
@@ -277,6 +286,10 @@ class DecodeSide(Side):
         self.say(ended)
         await meddling
         await self._let_go(plan, room)
+
+    def _unmark(self, room: tuple[int, int]) -> None:
+        super()._unmark(room)
+        self._corrupting.unmark(room)
 
     async def _meddle(self, plan: Plan, order: Order, room: Room) -> None:
         """What happens to the room on this side while it moves."""
