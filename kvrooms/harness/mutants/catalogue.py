@@ -1,0 +1,28 @@
+"""All mutants."""
+
+from __future__ import annotations
+
+from .faults_engine import ENGINE
+from .faults_protocol import PROTOCOL
+from .faults_public import PUBLIC
+from .faults_tables import TABLES
+from .mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE)
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+QUICK = (
+    "aux-guarded-by-state",
+    "decode-has-no-cap",
+    "failed-write-is-not-told",
+    "cleanup-gives-anothers-key-back",
+    "reconnect-says-nothing",
+    "one-component-is-all",
+    "done-may-still-fail-on-decode",
+    "goodbye-promises-everything",
+    "floor-from-a-stale-frame",
+    "any-name-may-report",
+    "token-stays",
+    "failure-raised-before-cleanup",
+    "too-much-is-seen-late",
+)
+"""One for each property: what a quick look takes."""

@@ -1,0 +1,22 @@
+"""What a mutant is: a mistake that a good engineer could make, where it is made, and which properties must notice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .plant import Fault
+
+
+class Mutant(NamedTuple):
+    """One mistake.
+
+    expected: the properties that must break, each with a counterexample. only: nothing else may break, whatever
+    checker looks. by: the cheapest checker that kills it, as `checkers.check` takes it; "": the probes of `expected`.
+    """
+
+    name: str
+    mistake: str
+    fault: Fault
+    expected: tuple[str, ...]
+    only: bool = False
+    by: str = ""

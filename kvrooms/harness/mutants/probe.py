@@ -1,0 +1,91 @@
+"""Probes: short scenarios through the public methods, each of which asks after one property and nothing else.
+
+Exploration, simulation and hypothesis look for what nobody thought of, and judge all properties at once. A probe is
+the opposite: it knows what it looks for. That makes it quick, and it says precisely which property a mutant breaks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ..evidence import Counterexample, Tally
+from .stage import Aside, Broken, Hang, Shape, Stage
+
+
+class Probe(NamedTuple):
+    """A scenario of one property. seeds: in so many worlds it is played."""
+
+    name: str
+    property: str
+    play: Callable[[Play], None]
+    seeds: int
+
+
+class Play:
+    """One playing of a probe: it makes its stages here, so that a counterexample can show the last one."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.draw = random.Random(seed)  # noqa: S311 - to be replayed
+        self.stage: Stage | None = None
+        self.scenes = 0
+
+    def scene(self, shape: Shape = Shape(), *, seed: int | None = None, **options: object) -> Stage:  # noqa: B008
+        """A new stage."""
+        self.scenes += 1
+        number = self.seed if seed is None else self.seed + 1000 * seed
+        self.stage = Stage(number, shape, **options)  # type: ignore[arg-type]
+        return self.stage
+
+
+PROBES: list[Probe] = []
+
+
+def probe(property_id: str, *, seeds: int = 2) -> Callable[[Callable[[Play], None]], Callable[[Play], None]]:
+    """Make a function a probe of a property."""
+
+    def made(play: Callable[[Play], None]) -> Callable[[Play], None]:
+        PROBES.append(Probe(play.__name__, property_id, play, seeds))
+        return play
+
+    return made
+
+
+def play_probes(properties: Iterable[str] | None = None, *, tolerant: bool = False) -> Tally:
+    """Play all probes, or those of some properties. A scene is an example.
+
+    tolerant: an exception out of the code under a probe is passed over. It shows no property broken, and a mutant may
+    well raise one; where nothing is planted it is a fault of kvrooms, and goes to the caller.
+    """
+    from . import probes_done, probes_ends, probes_faults, probes_memory, probes_peers, probes_rooms, probes_tidy  # noqa: F401 - they register themselves
+
+    wanted = None if properties is None else set(properties)
+    tally = Tally()
+    for one in PROBES:
+        if wanted is not None and one.property not in wanted:
+            continue
+        try:
+            _play(one, tally)
+        except Exception:
+            if not tolerant:
+                raise
+    return tally
+
+
+def _play(one: Probe, tally: Tally) -> None:
+    for seed in range(one.seeds):
+        play = Play(seed)
+        try:
+            one.play(play)
+        except Aside:
+            continue
+        except Broken as broken:
+            if isinstance(broken, Hang) and not one.property.startswith("L"):
+                continue  # a room that hangs breaks liveness; of safety it shows nothing
+            steps = tuple([*play.stage.steps, *play.stage.open_ends()] if play.stage else [])
+            source = f"probe {one.name}, seed {seed}"
+            tally.broke(Counterexample(one.property, broken.summary, source, broken.given, steps))
+            return
+        tally.held(one.property, max(play.scenes, 1))
