@@ -98,9 +98,14 @@ def _unpack(wheel: Path, home: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _dependencies(folder: Path) -> Path:
+def dependencies_folder(cache: Path) -> Path:
+    """Where the packages of `DEPENDENCIES` are put, for this Python and these versions."""
     key = hashlib.sha256(" ".join(DEPENDENCIES).encode()).hexdigest()[:8]
-    home = folder / f"sglang-needs-{sys.implementation.cache_tag}-{key}"
+    return cache / f"sglang-needs-{sys.implementation.cache_tag}-{key}"
+
+
+def _dependencies(folder: Path) -> Path:
+    home = dependencies_folder(folder)
     if not home.exists():
         scratch = Path(tempfile.mkdtemp(dir=folder))
         try:

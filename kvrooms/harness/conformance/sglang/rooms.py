@@ -32,6 +32,7 @@ class PrefillRoom:
         self._held: list[int] = []
         self._ready = False
         self.asked_why = False
+        self.corrupt = ""
         # 0.5.12 and 0.5.13 take the ranks of the destination and the pipeline rank, and use neither.
         try:
             self.end = conn.NixlKVSender(manager, address, self.number, [0], 0)
@@ -101,7 +102,9 @@ class DecodeRoom:
         self._known = self._asked = False
         self._attempts, self._next = 0, 0.0
         self._release_by: float | None = None
+        self._gated = self._committed = False
         self.asked_why = False
+        self.corrupt = ""
         self.key = -1
         memory.mark(self._aux, 0)
         self.end = conn.NixlKVReceiver(manager, address, self.number)
@@ -117,9 +120,20 @@ class DecodeRoom:
             self._send_metadata()
         if status == FAILED and self._release_by is None:
             self._failed()
-        if status == SUCCESS and self._memory.marked(self._aux) == 0:
+        return self._commit() if status == SUCCESS else status
+
+    def _commit(self) -> int:
+        """Success counts when the room's own aux slot is there; another room's number in it is the end of the room."""
+        marked = self._memory.marked(self._aux)
+        self._gated = marked == 0
+        if marked == self.number or self._committed:
+            self._committed = True
+            return SUCCESS
+        if self._gated:
             return TRANSFERRING
-        return status
+        self._release_by = 0.0
+        self.corrupt = f"the aux slot holds room {marked}, not room {self.number}"
+        return FAILED
 
     def _resolve(self) -> None:
         if self._manager.try_ensure_parallel_info(self._address):
@@ -171,6 +185,8 @@ class DecodeRoom:
 
     def belief(self) -> dict[str, str]:
         """For timelines: what the receiver has seen and what it still wants."""
+        if self._gated:
+            return {"waiting": "its aux slot", "belief": "the receiver says Success, the aux slot names no room"}
         if not self._asked:
             return {"waiting": "the bootstrap server" if not self._known else "its own turn"}
         status = getattr(self._manager, "transfer_statuses", {}).get(self.number)

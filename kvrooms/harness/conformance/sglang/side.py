@@ -148,11 +148,13 @@ class Side:
             self._rooms[key].abort()
 
     def do_failure(self, key: int) -> str | None:
-        """What SGLang raises when asked why."""
+        """What SGLang raises when asked why. Its schedulers ask once and drop the room."""
         room = self._rooms.get(key)
-        if room is None:
+        if room is None or room.asked_why:
             return None
         room.asked_why = True
+        if room.corrupt:
+            return room.corrupt
         try:
             room.end.failure_exception()
         except Exception as error:  # noqa: BLE001 - the answer is an exception of any kind
