@@ -6,9 +6,12 @@ import pytest
 from engine_bench import Bench, serve_another
 from engine_peers import HandDecode
 
+from kvrooms import Status
 from kvrooms.engine import prefill_links
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import wire
+from kvrooms.protocol.errors import PeerGone, TransportError
+from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.layout import Region, Regions
 from kvrooms.transport.ports import CloseCause
 
@@ -99,3 +102,123 @@ def test_an_incarnation_that_describes_other_memory_than_before_is_refused() -> 
     (refusal,) = hand.heard(wire.Refuse)
     assert "other memory before" in refusal.words[0]
     hand.join()
+
+
+# -- the way of the writes breaks, and both processes are well ---------------------------------------------------------
+
+
+class Broken:
+    """A prefill's transport: every write to a peer fails until the peer has been added `times` times more."""
+
+    def __init__(self, bench: Bench, times: int = 1) -> None:
+        self.told = watched(bench)
+        self.failed = 0
+        self._transport = bench.prefill._core.transport
+        self._post = self._transport.post
+        self._transport.post = self._posted
+        self._needed = times + self.told.count("add")
+
+    def _posted(self, *arguments: object) -> int | None:
+        if self.told.count("add") < self._needed:
+            self.failed += 1
+            raise PeerGone("its connection has ended")
+        return self._post(*arguments)
+
+
+def lost_room(bench: Bench, number: int) -> None:
+    """A room whose write fails: it fails on both sides, and its ranges stay where they are."""
+    plan = bench.plan(3)
+    receiver, sender = bench.receive(plan, number), bench.offer(plan, number)
+    sender.send(plan.source["kv"], last=True)
+    bench.finish(receiver, sender)
+    assert sender.failure.reason is receiver.failure.reason is Reason.SEND_ERROR
+    bench.settle()
+    assert not receiver.memory_free
+
+
+def test_one_failed_write_does_not_fail_those_of_every_later_room() -> None:
+    for seed in range(5):
+        bench = Bench(seed)
+        serve_another(bench)
+        broken = Broken(bench)
+        lost_room(bench, 1)
+        for room in range(10, 14):
+            serve_another(bench, room)
+        assert broken.failed == 1
+        assert broken.told == ["remove", "add"]
+        assert bench.prefill.counters()["peers made known anew"] == 1
+
+
+def test_rooms_that_wait_while_a_peer_is_made_known_anew_are_served() -> None:
+    bench = Bench(2, settings=SMALL)
+    serve_another(bench)
+    plans = [bench.plan(2) for _ in range(4)]
+    rooms = [(bench.receive(plan, i), bench.offer(plan, i)) for i, plan in enumerate(plans, 20)]
+    bench.settle()
+    broken = Broken(bench)
+    for plan, (_, sender) in zip(plans, rooms, strict=True):
+        sender.send(plan.source["kv"], last=True)
+    bench.finish(*(room for pair in rooms for room in pair))
+    assert [receiver.poll() for receiver, _ in rooms] == [Status.FAILED, *[Status.DONE] * 3]
+    assert broken.failed == 1
+
+
+def test_a_peer_whose_writes_keep_failing_has_to_introduce_itself_anew() -> None:
+    """And as long as it does not help, there is one room to a handshake, not a room to a turn."""
+    bench = Bench(3)
+    serve_another(bench)
+    broken = Broken(bench, times=3)
+    lost_room(bench, 1)
+    lost_room(bench, 2)  # it was made known anew for this one
+    plan = bench.plan(3)
+    receiver, sender = bench.receive(plan, 3), bench.offer(plan, 3)
+    sender.send(plan.source["kv"], last=True)
+    bench.finish(receiver, sender)
+    assert sender.failure.reason is receiver.failure.reason is Reason.PEER_LOST
+    bench.pass_time(3)
+    assert receiver.memory_free, "nothing was posted for it"
+    lost_room(bench, 4)
+    bench.pass_time(3)
+    serve_another(bench, 9)
+    assert broken.failed == 3
+    assert bench.prefill.counters()["connections dropped: its writes keep failing"] == 1
+    assert broken.told.count("add") == 3
+
+
+def test_a_peer_that_is_really_dead_is_not_added_again() -> None:
+    bench = Bench(4)
+    serve_another(bench)
+    broken = Broken(bench)
+    plan = bench.plan(3)
+    sender = bench.offer(plan, 1)
+    bench.receive(plan, 1)
+    bench.settle()
+    bench.world.kill("decode-0")
+    sender.send(plan.source["kv"], last=True)
+    bench.finish(sender)
+    bench.pass_time(10)
+    assert broken.told == ["remove"]
+
+
+def test_a_peer_that_cannot_be_added_again_loses_its_connection_and_may_come_back() -> None:
+    bench = Bench(5)
+    serve_another(bench)
+    broken = Broken(bench)
+    transport = bench.prefill._core.transport
+    add = transport.add_peer
+
+    def refused(*arguments: object) -> None:
+        transport.add_peer = add
+        raise TransportError("no more memory")
+
+    transport.add_peer = refused
+    lost_room(bench, 1)
+    plan = bench.plan(2)
+    receiver, sender = bench.receive(plan, 2), bench.offer(plan, 2)
+    sender.send(plan.source["kv"], last=True)
+    bench.finish(receiver, sender)
+    assert receiver.failure.reason is Reason.PEER_LOST
+    bench.pass_time(3)
+    serve_another(bench, 9)
+    assert broken.failed == 1
+    assert bench.prefill.counters()["connections dropped: cannot be written to"] == 1

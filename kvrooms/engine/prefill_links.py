@@ -8,7 +8,7 @@ from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import agent_name
 from ..protocol.layout import check_regions, differences
 from ..transport.ports import CloseCause, Closed, Opened
-from .core import EngineCore, Link, Ports
+from .core import EngineCore, Link, Ports, log
 from .prefill_state import PrefillPeer
 from .timers import Alarm
 
@@ -16,8 +16,8 @@ _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
 _UNPROVEN_MAX = 256
 """How many decode engines that went silent are remembered, in case they come back."""
 _LOADED_MAX = 16
-"""How many of these the transport still knows. Seen with UCX over TCP: each time that a living peer is removed and added
-again, the connection of before stays open at both ends until one of the two processes ends."""
+"""How many of these the transport still knows. Seen with UCX over TCP: each time that a living peer is removed and
+added again, the connection of before stays open at both ends until one of the two processes ends."""
 
 
 class PrefillLinks(EngineCore):
@@ -79,7 +79,8 @@ class PrefillLinks(EngineCore):
             self._closed(Closed(old, CloseCause.LOCAL, "replaced by a newer connection"))
         if peer.table is None:
             peer.table = self.transport.add_peer(hello.agent, hello.blob, hello.layout, hello.regions)
-            peer.regions = hello.regions
+            peer.regions, peer.blob = hello.regions, hello.blob
+            peer.broken = peer.suspect = False
         return peer
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
@@ -128,13 +129,39 @@ class PrefillLinks(EngineCore):
 
     def _unload(self, peer: PrefillPeer) -> None:
         """Let the transport forget a peer; a HELLO makes it known again."""
-        self.transport.remove_peer(peer.agent)
-        peer.table, peer.broken = None, False
+        if peer.table is not None:
+            self.transport.remove_peer(peer.agent)
+            peer.table = None
+
+    def _mended(self, peer: PrefillPeer) -> bool:
+        """After a failed write: make the peer known to the transport anew, if it lives and none of its writes flies.
+
+        Seen with UCX: once its connection has ended, every later write to the same peer fails as well, though both
+        processes are well. Should a write fail again before one has settled, the peer has to introduce itself anew.
+        """
+        if not peer.answered or peer.posted_bytes or peer.link is None or peer.link.dropped:
+            return False
+        if peer.suspect:
+            self._drop(peer.link, "its writes keep failing")
+            return False
+        assert peer.regions is not None
+        self._unload(peer)
+        try:
+            peer.table = self.transport.add_peer(peer.agent, peer.blob, self.layout, peer.regions)
+        except TransportError as error:
+            log.warning("%s: %s cannot be written to any more: %s", self.name, peer.engine, error)
+            self._drop(peer.link, "cannot be written to")
+            return False
+        log.info("%s: writes to %s had failed; it was made known anew", self.name, peer.engine)
+        self.counters["peers made known anew"] += 1
+        peer.broken, peer.suspect = False, True
+        return True
 
     def _confirmed(self, link: Link) -> None:
         peer = self._peers.get(link.incarnation)
         if peer is not None and peer.link is link:
             peer.lease_until = link.ping_sent + self.settings.heartbeat_timeout_s
+            peer.answered = True
 
     def _undrained_of(self, link: Link) -> tuple[int, ...]:
         peer = self._peers.get(link.incarnation)

@@ -79,6 +79,8 @@ class PrefillPosting(PrefillLinks):
 
         And is it not so far behind already that more would only be in the way of others?
         """
+        if peer.broken and not self._mended(peer):
+            return False
         fits = peer.posted_bytes + size <= self.settings.inflight_per_peer_bytes or not peer.posted_bytes
         return fits and peer.link is not None and self.clock.now() <= peer.lease_until
 
@@ -144,9 +146,12 @@ class PrefillPosting(PrefillLinks):
         Seen with UCX over TCP: what a failed write had under way still lands if the peer lives. It lands in ranges that
         decode keeps quarantined, until this process is gone or was fenced.
         """
-        writer.peer.doubtful.add(writer.number)
-        writer.peer.broken = True
+        peer = writer.peer
+        peer.doubtful.add(writer.number)
         self.counters["grants in doubt"] += 1
+        if peer.link is not None and not peer.broken:
+            self._ring(peer.link)  # is it dead, or only what carried the writes?
+        peer.broken, peer.answered = True, False
 
     def _settled(self, writer: Writer, piece: Piece, error: str | None) -> None:
         record = writer.record
@@ -158,6 +163,7 @@ class PrefillPosting(PrefillLinks):
         if error is not None:
             self._fail(record, On.POST_ERROR, Failure(Reason.TRANSPORT_ERROR, error[:DETAIL_MAX]))
             return
+        writer.peer.suspect = False
         record.bytes += piece.bytes
         for kind, component, first, size in piece.parts:
             self._step(record, Settled(0, kind, component, first, first + size))

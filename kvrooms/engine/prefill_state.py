@@ -22,7 +22,11 @@ from .watch import Watcher
 
 
 class PrefillPeer:
-    """One incarnation of a decode engine: which of its grants are live and which are over."""
+    """One incarnation of a decode engine: which of its grants are live and which are over.
+
+    broken: a write to it has failed since the transport learnt of it. answered: it has answered a ping since then.
+    suspect: it was made known anew after that, and no write has settled yet.
+    """
 
     def __init__(self, incarnation: int, engine: str) -> None:
         self.incarnation = incarnation
@@ -38,7 +42,10 @@ class PrefillPeer:
         self.last_notified = 0.0
         self.posted_bytes = 0
         self.gone = False
+        self.blob = b""
         self.broken = False
+        self.answered = False
+        self.suspect = False
         self.kept: list[int] = []
         self.doubtful: set[int] = set()
 
