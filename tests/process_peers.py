@@ -10,7 +10,7 @@ from typing import Any
 from kvrooms import DecodeEngine, PrefillEngine
 from kvrooms.engine.handle import Room
 from kvrooms.soak.memory import Holding, Pools, spelled
-from kvrooms.soak.messages import Complaint, Ended, Figures, Look, Order, Ready, Rooms, Start
+from kvrooms.soak.messages import Abandon, Complaint, Ended, Figures, Look, Order, Ready, Rooms, Start
 from kvrooms.soak.oracle import Oracle
 from kvrooms.soak.plan import PLAIN_FROM, Config, Plan, plan_of
 from kvrooms.soak.procs import Process, Processes
@@ -61,6 +61,10 @@ class Far:
         while number not in self.ended:
             self.next(Ended)
         return self.ended[number]
+
+    def abandon(self, *numbers: int) -> None:
+        """Tell it to end these rooms."""
+        self.process.tell(Abandon(list(numbers)))
 
     def look(self) -> Figures:
         """What it holds, once that is nothing or it has waited long enough."""

@@ -347,6 +347,7 @@ class Conductor:
         if self._incident is not None and self._incident.state is State.RECOVERING and not self._recovering:
             self._incident.state = State.UP
             self._incident = None
+            self.tally.incidents[-1].served = True
 
 
 def _stops(plan: Plan) -> bool:

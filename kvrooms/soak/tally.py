@@ -27,7 +27,7 @@ class Incident:
     began: float
     over: float = math.inf
     served: bool = False
-    """Whether a room of the process was carried after that."""
+    """Whether it has carried a room with each process of the other side since."""
 
     def explains(self, room: Carried) -> bool:
         """Whether a room may have failed of it."""
@@ -104,8 +104,6 @@ class Tally:
         if not room.failed:
             self.done += 1
             self.by_fault[fault, "done"] += 1
-            for incident in self.incidents:
-                incident.served |= incident.process in room.processes and room.issued > incident.over
             return
         self.failed += 1
         self.reasons.update(end.reason or end.status for end in room.ends if end.status != "done")
