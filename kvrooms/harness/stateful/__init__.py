@@ -6,6 +6,7 @@ extra.
 
 from .base import ACCOUNT, Broken, coverage
 from .decode_side import DecodeSide
+from .engines import Engines
 from .hunt import MACHINES, Hunt, hunt
 from .memory_side import DrainAlone, LeaseAlone
 from .prefill_side import PrefillSide
@@ -16,6 +17,7 @@ __all__ = [
     "Broken",
     "DecodeSide",
     "DrainAlone",
+    "Engines",
     "Hunt",
     "LeaseAlone",
     "PrefillSide",

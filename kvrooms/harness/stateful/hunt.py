@@ -14,12 +14,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from ..evidence import Tally
 from .base import Account, Broken, Machine, accounting, coverage
 from .decode_side import DecodeSide
+from .engines import Engines
 from .memory_side import DrainAlone, LeaseAlone
 from .prefill_side import PrefillSide
 
 STEPS = 40
 MACHINES: dict[str, type[Machine]] = {
-    machine.NAME: machine for machine in (DecodeSide, PrefillSide, LeaseAlone, DrainAlone)
+    machine.NAME: machine for machine in (DecodeSide, PrefillSide, LeaseAlone, DrainAlone, Engines)
 }
 
 

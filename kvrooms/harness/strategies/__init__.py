@@ -10,7 +10,7 @@ What is drawn prints itself readably and shrinks towards the plainest case: `abs
 chunking, first come first served for a schedule, nothing wrong for faults. Needs the `harness` extra.
 """
 
-from .layouts import declarations, index_lists, layouts, manifests
+from .layouts import declarations, index_lists, layouts, manifests, shapes
 from .orders import Announced, Schedule, announced, faults, schedules
 from .sends import Chunk, chunkings, split
 from .spellings import ABSENT, Absent, Spelling, nothing, spelled, spellings
@@ -31,6 +31,7 @@ __all__ = [
     "manifests",
     "nothing",
     "schedules",
+    "shapes",
     "spelled",
     "spellings",
     "split",

@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 from ...protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed
 from ...protocol.manifest import Declaration, Manifest, derive
+from ..simulate.memory import Shape
 
 NAMES = ("swa", "index", "conv", "ssm")
 _KINDS = {"swa": "sliding_window", "index": "sparse_index", "conv": "mamba", "ssm": "mamba"}
@@ -44,6 +45,21 @@ def layouts(
         kv=tuple(BufferSpec(i // 2, "kv"[i % 2], 16, "uint8") for i in range(buffers)),
         aux=(AuxSpec("token", 4, "uint8"), AuxSpec("logprob", 8, "uint8")) if auxiliary else (),
         state=tuple(_component(name, draw(st.sampled_from(list(owed)))) for name in NAMES[:count]),
+    )
+
+
+def shapes() -> SearchStrategy[Shape]:
+    """Small layouts for engines in a simulated world (`simulate.bench.Bench`). Shrinks to a dense one.
+
+    @given(shapes())
+    def test_it(shape):
+        bench = Bench(seed=1, shape=shape)
+    """
+    return st.builds(
+        lambda indexed, always, aux: Shape(indexed, always, layers=1, aux=aux),
+        st.integers(0, 2),
+        st.integers(0, 1),
+        st.sampled_from([True, False]),
     )
 
 
