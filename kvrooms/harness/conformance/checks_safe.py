@@ -221,7 +221,7 @@ def must_be_clean(stage: Stage, live: Live | None, why: str) -> None:
     """Raise Broken unless both sides come to hold what they held after the first room."""
 
     def left() -> dict[Side, Mapping[str, int]]:
-        return {side: found for side in SIDES if (found := _more(stage, side))}
+        return {side: found for side in SIDES if (found := more_held(stage, side))}
 
     if not stage.settle(lambda: not left()):
         words = "; ".join(
@@ -231,7 +231,10 @@ def must_be_clean(stage: Stage, live: Live | None, why: str) -> None:
         raise Broken(f"{why}, and {words}", live)
 
 
-def _more(stage: Stage, side: Side) -> dict[str, int]:
+def more_held(stage: Stage, side: Side) -> dict[str, int]:
+    """What a side holds more of than after the first room; nothing where that was not counted."""
+    if not stage.baseline:
+        return {}
     base, now = stage.baseline[side], stage.subject.held(side)
     return {name: count - base.get(name, 0) for name, count in now.items() if count > base.get(name, 0)}
 

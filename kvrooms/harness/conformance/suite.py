@@ -19,11 +19,12 @@ from ..evidence import PROPERTY_IDS, Counterexample, Step
 from .check import Check
 from .checks_live import CHECKS as LIVE
 from .checks_safe import CHECKS as SAFE
+from .checks_safe import more_held
 from .plan import Plan, RoomPlan
 from .play import must_end, play
 from .spelling import fitted, spelled
 from .stage import Broken, Live, Stage
-from .subject import Shape, Subject, Unsupported
+from .subject import SIDES, Shape, Subject, Unsupported
 
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
 
@@ -110,6 +111,10 @@ class Session:
                         stage.abort(live, side)
                     stage.close(live, side)
             clean = all(stage.free(live, side) for live in stage.rooms for side in live.handles)
+            if not self.subject.traits.simulated and any("failed" in live.state.values() for live in stage.rooms):
+                stage.rest()
+            # What this example has broken or left behind must not be held against the next one.
+            clean = clean and not any(self.subject.ailments(side) or more_held(stage, side) for side in SIDES)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, the next example gets a new one
             clean = False
         if stage.dirty or not clean:
