@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..subject import Subject
-from .subject import SglangSubject
+from .pair import SglangSubject
 
 
 def subject(version: str | None, wheel: str | None) -> Subject:

@@ -15,6 +15,7 @@ from .rooms import FAILED, SUCCESS
 
 # `state_indices: Optional[List]`, and per component what SGLang's own schedulers pass: a list, an array or None.
 _SPELLINGS: frozenset[Spelling] = frozenset({"absent", "None", "list", "none_entry", "array"})
+_DEFERRED = "def is_abort_release_safe("
 _TRAITS = Traits(
     prefill_spellings=_SPELLINGS,
     decode_spellings=_SPELLINGS,
@@ -48,7 +49,6 @@ class SglangSubject(Subject):
     """
 
     name = "sglang"
-    traits = _TRAITS
 
     def __init__(self, version: str | None = None, wheel: str | None = None) -> None:
         if (version is None) == (wheel is None):
@@ -63,6 +63,22 @@ class SglangSubject(Subject):
         self._address = ""
         self._keys = 0
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        """What the wheel can do: versions with deferred release have a word on when memory is free."""
+        try:
+            package = self._prepared().package
+        except WheelUnavailableError:
+            return _TRAITS
+        manager = package / "sglang/srt/disaggregation/common/conn.py"
+        return _TRAITS._replace(frees=_DEFERRED in manager.read_text(encoding="utf-8"))
+
+    def _prepared(self) -> Wheel:
+        if self._wheel is None:
+            self._wheel = prepare(*self._source)
+            self.version = self._wheel.version
+        return self._wheel
+
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
@@ -71,9 +87,7 @@ class SglangSubject(Subject):
         self._deadline_s = deadline_s
         try:
             if self._driver is None:
-                self._wheel = prepare(*self._source)
-                self.version = self._wheel.version
-                self._driver = Driver(self._wheel)
+                self._driver = Driver(self._prepared())
             for side in SIDES:
                 self._fork(side, "")
             for side in SIDES:
