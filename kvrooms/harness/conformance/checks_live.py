@@ -110,7 +110,8 @@ def _faults(draw: Any, subject: Subject, shape: Shape) -> Plan:
              if there]  # fmt: skip
     if lost is None or draw(st.booleans()):
         cut = draw(cuts(traits, tuple(kinds), room, first=known))
-        room = room._replace(cut=cut)
+        # Writes that fail are noticed only if the caller goes on.
+        room = room._replace(cut=cut._replace(then=cut.verb == "fail"))
     return Plan((room,), lost=lost, deadline=lost is not None, seed=seeds(draw, traits))
 
 
@@ -193,7 +194,7 @@ def _isolated(stage: Stage, plan: Plan) -> bool:
 
 def _fail(stage: Stage, live: Live, *, timers: bool) -> None:
     """Let the room fail as it may; whatever is left of it its callers give up. How it ends is not judged here."""
-    patience = 4 * (stage.deadline_s or 0.0) if timers else stage.patience_s / 4
+    patience = 4 * (stage.deadline_s or 0.0) if timers else stage.brief_s
     stage.settle(lambda: live.ended, timers=timers, patience_s=patience)
     end(stage, [live])
 

@@ -43,7 +43,7 @@ def _landed(stage: Stage, plan: Plan) -> bool:
     if plan.held:
         stage.rest()
         release(stage)
-    stage.settle(lambda: all(live.ended for live in lives), patience_s=stage.patience_s / 4)
+    stage.settle(lambda: all(live.ended for live in lives), patience_s=stage.brief_s)
     for live in lives:
         if live.wrong_at_done is not None:
             raise Broken(f"decode said done, but {live.wrong_at_done}", live)
@@ -67,7 +67,7 @@ def _late(draw: Any, subject: Subject, shape: Shape) -> Plan:
 
 def _absorbed(stage: Stage, plan: Plan) -> bool:
     [live] = play(stage, plan)
-    stage.settle(lambda: live.ended, patience_s=stage.patience_s / 4)
+    stage.settle(lambda: live.ended, patience_s=stage.brief_s)
     first = {side: state for side, state in live.state.items() if state in _ENDED}
     if plan.held:
         release(stage)
@@ -114,11 +114,11 @@ def _reclaimed(stage: Stage, plan: Plan) -> bool:
                     spent.append((live, side))
         return len(spent) == 2 * len(lives)
 
-    stage.settle(reclaim, patience_s=stage.patience_s / 20)
+    stage.settle(reclaim, patience_s=stage.brief_s / 5)
     if plan.held:
         release(stage)
     end(stage, lives, close=False)
-    stage.settle(reclaim, patience_s=stage.patience_s / 4)
+    stage.settle(reclaim, patience_s=stage.brief_s)
     stage.rest()
     for live, side in spent:
         if side == "decode" and (wrong := stage.unspent(live, side)):
@@ -151,7 +151,7 @@ def _generations(stage: Stage, plan: Plan) -> bool:
     [before] = play(stage, plan, rooms=(first,))
     if not plan.attempt:
         # The same number and the same attempt: only when the first life is over on both sides.
-        stage.settle(lambda: before.ended, patience_s=stage.patience_s / 4)
+        stage.settle(lambda: before.ended, patience_s=stage.brief_s)
         end(stage, [before])
         stage.settle(lambda: all(stage.free(before, side) for side in SIDES) and before.ended)
         stage.rest()
@@ -211,7 +211,7 @@ def _lives(draw: Any, subject: Subject, shape: Shape) -> Plan:
 
 def _nothing_left(stage: Stage, plan: Plan) -> bool:
     lives = play(stage, plan)
-    stage.settle(lambda: all(live.ended for live in lives), patience_s=stage.patience_s / 4)
+    stage.settle(lambda: all(live.ended for live in lives), patience_s=stage.brief_s)
     end(stage, lives)
     must_be_clean(stage, lives[0] if len(lives) == 1 else None, "all rooms were closed on both sides")
     return True
@@ -257,7 +257,7 @@ def _failing(draw: Any, subject: Subject, shape: Shape) -> Plan:
 
 def _told_once(stage: Stage, plan: Plan) -> bool:
     [live] = play(stage, plan)
-    stage.settle(lambda: live.ended, patience_s=stage.patience_s / 4)
+    stage.settle(lambda: live.ended, patience_s=stage.brief_s)
     failed = [side for side in SIDES if live.state[side] == "failed"]
     for side in failed:
         first = stage.failure(live, side)

@@ -18,7 +18,7 @@ from .spelling import Indices, build, fitted, spelled
 from .subject import SIDES, Handle, Item, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
 
 UNTOUCHED, SPENT = 0xA5, 0x5A
-_QUIET_SHARE = 20
+_BRIEF_S, _BRIEF_SHARE, _QUIET_SHARE = 0.25, 10, 5
 State = Literal["unopened", "refused", "open", "done", "failed", "gone"]
 
 
@@ -285,8 +285,13 @@ class Stage:
         patience = self.patience_s if patience_s is None else patience_s
         return self.subject.settle(over, view, patience_s=patience, timers=timers)
 
+    @property
+    def brief_s(self) -> float:
+        """How long to wait for what need not happen: the patience is for what must."""
+        return max(_BRIEF_S, self.patience_s / _BRIEF_SHARE)
+
     def rest(self, moments: int | None = None) -> None:
-        """Let both sides run until all is quiet (a real one: for a twentieth of the patience), or for a few moments."""
+        """Let both sides run until all is quiet (a real one: for a while), or for a few moments."""
         left = moments
 
         def over() -> bool:
@@ -294,7 +299,7 @@ class Stage:
             left = None if left is None else left - 1
             return left is not None and left < 0
 
-        self.settle(over, patience_s=self.patience_s / _QUIET_SHARE)
+        self.settle(over, patience_s=self.brief_s / _QUIET_SHARE)
 
     def failure(self, live: Live, side: Side) -> str | None:
         """What the side's caller is told of the failure."""

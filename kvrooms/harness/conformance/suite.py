@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,13 +26,16 @@ from .spelling import fitted, spelled
 from .stage import Broken, Live, Stage
 from .subject import SIDES, Shape, Subject, Unsupported
 
+_EXAMPLES_MIN = 3
+_SHRINK_SHARE = 3
+_CONFIRM = 2
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
 
 
 class Effort(NamedTuple):
     """How much is tried. examples, seconds: per property (some have a larger or smaller share). shrink_s: for making a
-    counterexample smaller. patience_s: how long real subjects may be quiet before it is a hang; the search looks with a
-    third of it. deadline_s: of subjects in examples in which rooms end by their deadlines.
+    counterexample smaller. patience_s: how long a real subject may be quiet before it is a hang; less while shrinking,
+    more before the word is false. deadline_s: of subjects in examples in which rooms end by their deadlines.
     """
 
     examples: int = 40
@@ -110,7 +113,7 @@ class Session:
                     if live.state[side] == "open" and side in self.subject.traits.aborts:
                         stage.abort(live, side)
                     stage.close(live, side)
-            clean = all(stage.free(live, side) for live in stage.rooms for side in live.handles)
+            clean = stage.settle(lambda: _all_free(stage), patience_s=stage.brief_s)
             if not self.subject.traits.simulated and any("failed" in live.state.values() for live in stage.rooms):
                 stage.rest()
             # What this example has broken or left behind must not be held against the next one.
@@ -125,6 +128,10 @@ class Session:
         stage, self._stage = self._stage, None
         if stage is not None:
             stage.stop()
+
+
+def _all_free(stage: Stage) -> bool:
+    return all(stage.free(live, side) for live in stage.rooms for side in live.handles)
 
 
 def _warm(stage: Stage) -> None:
@@ -233,13 +240,14 @@ class _Search:
     def _fails(self, plan: Plan) -> bool:
         if plan in self.known:
             return self.known[plan]
-        if time.monotonic() > self.deadline:
+        if time.monotonic() > self.deadline and (self.broken or self.examples >= _EXAMPLES_MIN):
             return False
-        found = self.session.play(self.check, self.shape, plan, patience_s=self.effort.patience_s / 3)
+        patience_s = self.effort.patience_s / (_SHRINK_SHARE if self.broken else 1)
+        found = self.session.play(self.check, self.shape, plan, patience_s=patience_s)
         if isinstance(found, Found) and not self.broken and not self.session.subject.traits.simulated:
-            found = self.confirm(found)
+            seen, found = found, self.confirm(found)
             if not isinstance(found, Found):
-                self.unconfirmed = "an example hung once and then, with more patience, did not"
+                self.unconfirmed = f"seen once, and not with more patience: {seen.summary} ({_line(seen.input)})"
         self.known[plan] = broke = isinstance(found, Found)
         self.examples += broke or found is True
         if isinstance(found, Found):
@@ -250,7 +258,11 @@ class _Search:
 
     def confirm(self, found: Found) -> Found | bool:
         """Play it once more, with all the patience there is."""
-        return self.session.play(self.check, found.shape, found.plan, patience_s=self.effort.patience_s)
+        return self.session.play(self.check, found.shape, found.plan, patience_s=self.effort.patience_s * _CONFIRM)
+
+
+def _line(said: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def judge(session: Session, check: Check) -> Outcome:
