@@ -268,12 +268,15 @@ class DecodeCore(DecodeHolds):
 
     @property
     def listening(self) -> bool:
-        """Completions can come as long as a grant is advertised and its room is open."""
-        return bool(self._by_token)
+        """Anything may be written here, or waits to settle, while a grant is held, whether its room is open or not.
+
+        Seen with UCX over shared memory: a write does not settle at its writer until its target polls.
+        """
+        return bool(self._by_token) or any(peer.grants for peer in self._peers.values())
 
     def _take_in(self) -> bool:
         busy = False
-        if self._by_token:
+        if self.listening:
             for agent, message in self.transport.arrivals():
                 busy = True
                 self._arrival(agent, message)
