@@ -146,7 +146,7 @@ class Engines(Machine):
         """A caller, or both, open a room: a number used before as another attempt, or again if all was well."""
         decode %= len(self.stage.decodes)
         live = [deal.number for deal in self.deals if not deal.over]
-        if len(live) < ROOMS_MAX and number not in live and self.stage.enough(decode):
+        if len(live) < ROOMS_MAX and number not in live and self.stage.fits_another(decode):
             self._open(wish, number, decode, first)
 
     def _open(self, wish: Wish, number: int, decode: int, first: str) -> None:
@@ -300,14 +300,14 @@ class Engines(Machine):
         """SIGSTOP, or SIGCONT."""
         name = self._engine_at(at).name
         self.note("world", "fault", f"{name} {'stops' if stalled else 'goes on'}")
-        self.stage.stall(name, stalled=stalled)
+        self.stage.stop_or_go(name, stalled=stalled)
 
     @act("announced", "any", at=some_number)
     def cut(self, at: int) -> None:
         """Its connections end, and both ends are told; that proves nothing."""
         side = self._engine_at(at)
         self.note("world", "fault", f"the connections of {side.name} time out")
-        self.stage.cut(side)
+        self.stage.time_out(side)
         self.apart = True
         self._disturb(silent=False)
 
@@ -319,14 +319,14 @@ class Engines(Machine):
         for deal in self.deals:
             deal.died(side)
         with self.running():
-            self.stage.replace(side)
+            self.stage.kill_and_replace(side)
         self._disturb(silent=True)
 
     @act("announced", "any", error=st.sampled_from(["no more descriptors", ""]))
     def posts_fail(self, error: str) -> None:
         """Writes cannot be posted, or can again."""
         self.note("world", "fault", error or "writes can be posted again")
-        self.stage.posts_fail(error)
+        self.stage.refuse_posts(error)
         self._disturb(silent=False)
 
     def _engine_at(self, at: int) -> Side:
@@ -364,7 +364,7 @@ class Engines(Machine):
         self.note(
             "world", "call", f"faults stop, callers {'have vanished' if self.vanish else 'finish what they began'}"
         )
-        self.stage.heal()
+        self.stage.recover()
         if self.vanish:
             self._wait_long(45.0)
         for deal in [] if self.vanish else self.deals:
@@ -382,7 +382,7 @@ class Engines(Machine):
                 if deal.room(side) is not None and side not in deal.closed:
                     deal.close(side)
         self._quiet()
-        self.stage.fence()
+        self.stage.fence_the_dead()
         self._until(
             lambda: [room for room in rooms if not room.memory_free], "L5", "has ended, and its memory is not free"
         )

@@ -61,7 +61,7 @@ class Stage(Bench):
         """Of every engine."""
         return [side.engine.tables() for side in self.sides]
 
-    def enough(self, decode: int) -> bool:
+    def fits_another(self, decode: int) -> bool:
         """Whether there is memory for one more room."""
         sides = (self.prefills[0], self.decodes[decode])
         return all(len(free) >= _ENOUGH for side in sides for free in side.free.values())
@@ -72,33 +72,33 @@ class Stage(Bench):
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def stall(self, name: str, *, stalled: bool) -> None:
+    def stop_or_go(self, name: str, *, stalled: bool) -> None:
         """SIGSTOP or SIGCONT."""
         (self.stalled.add if stalled else self.stalled.discard)(name)
         self.world.stall(name, stalled=stalled)
 
-    def cut(self, side: Side) -> None:
+    def time_out(self, side: Side) -> None:
         """Its connections time out."""
         self.world.runner(side.name).channel.cut(CloseCause.TIMED_OUT)
 
-    def posts_fail(self, error: str) -> None:
+    def refuse_posts(self, error: str) -> None:
         """Writes cannot be posted, or ("") can again."""
         for side in self.prefills:
             self.world.runner(side.name).transport.post_error = error
 
-    def replace(self, side: Side) -> None:
+    def kill_and_replace(self, side: Side) -> None:
         """kill -9, and another comes in its place."""
         self.stalled.discard(side.name)
         self.dead.append(side.name)
         self.crash(side)
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         """Nothing goes wrong any more."""
-        self.posts_fail("")
+        self.refuse_posts("")
         self.stalled.clear()
         self.world.heal()
 
-    def fence(self) -> None:
+    def fence_the_dead(self) -> None:
         """The orchestrator's word for the dead, which is true."""
         for side in self.decodes:
             for name in dict.fromkeys(self.dead):
