@@ -1,4 +1,4 @@
-"""The command line: `kvrooms bootstrap | demo | bench | soak | spec`.
+"""The command line: `kvrooms bootstrap | demo | bench | soak | conformance | spec`.
 
 Each command imports its implementation when it runs: `kvrooms --help` costs no torch.
 """
@@ -6,6 +6,7 @@ Each command imports its implementation when it runs: `kvrooms --help` costs no 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -121,6 +122,43 @@ def soak(
     from ..soak.run import main as run
 
     raise typer.Exit(run(SoakOptions(rooms=rooms, fault_rate=fault_rate, seconds=seconds, seed=seed, json=json)))
+
+
+@app.command()
+def conformance(  # noqa: PLR0913, PLR0917 - typer makes an option of each
+    subject: Annotated[
+        str, typer.Argument(help="kvrooms, kvrooms-sim, sglang, module:Class, or path/to/file.py:Class.")
+    ],
+    version: Annotated[str | None, typer.Option(help="With sglang: the published version.")] = None,
+    wheel: Annotated[str | None, typer.Option(help="With sglang: a wheel file instead of a version.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The results as Markdown.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write each counterexample as a space-time diagram to this file.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--property", help="Only this property. May be repeated.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Examples per property, about.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds per property, about.")] = None,
+    patience: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds without any change after which a real subject hangs.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything that is drawn.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the subject's class. May be repeated.")
+    ] = None,
+) -> None:
+    """Point the properties of the rooms at an implementation, and show the smallest example that breaks each.
+
+    Exit status 0 when every property holds, 1 when one is broken, 2 when none is but one is unknown.
+    """
+    from .conformance import ConformanceOptions
+    from .conformance import main as run
+
+    options = ConformanceOptions(
+        subject, version, wheel, json, markdown, html, tuple(only or ()), examples, seconds, patience, seed,
+        tuple(option or ()),
+    )  # fmt: skip
+    raise typer.Exit(run(options))
 
 
 @app.command()
