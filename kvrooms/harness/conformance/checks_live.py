@@ -105,11 +105,9 @@ def _faults(draw: Any, subject: Subject, shape: Shape) -> Plan:
     lost: Side | None = None
     if traits.lost_messages and traits.deadlines == frozenset(SIDES) and draw(st.integers(0, 3)) == 3:
         lost = draw(st.sampled_from(SIDES))
-    known = len(room._replace(acts_max=None).acts()[: max(1, room.decode_at) + 1]) + 1  # both opens and the rest
-    kinds = [kind for kind, there in (("abort", traits.aborts), ("fail", traits.failing_writes), ("kill", traits.kills))
-             if there]  # fmt: skip
+    known = len(room.acts()[: max(1, room.decode_at) + 1]) + 1  # both opens and the rest
     if lost is None or draw(st.booleans()):
-        cut = draw(cuts(traits, tuple(kinds), room, first=known))
+        cut = draw(cuts(traits, ("abort", "fail", "kill"), room, first=known))
         # Writes that fail are noticed only if the caller goes on.
         room = room._replace(cut=cut._replace(then=cut.verb == "fail"))
     return Plan((room,), lost=lost, deadline=lost is not None, seed=seeds(draw, traits))
@@ -171,15 +169,14 @@ def _isolated(stage: Stage, plan: Plan) -> bool:
     bystander = None
     if not plan.deadline:  # a room that waits meanwhile would meet its own deadline
         bystander = stage.room(first)
-        acts = bystander.plan.acts()
-        for act in acts[:-1]:
+        for act in bystander.plan.acts()[:-1]:
             perform(stage, bystander, act)
     for room in failing:
         live = stage.room(room)
         weave(stage, plan, [live])
         _fail(stage, live, timers=plan.deadline)
     if bystander is not None:
-        perform(stage, bystander, acts[-1])
+        perform(stage, bystander, bystander.plan.acts()[-1])
     served = stage.room(last)
     weave(stage, plan, [served])
     lives = [served] if bystander is None else [bystander, served]
@@ -206,11 +203,10 @@ def _fail(stage: Stage, live: Live, *, timers: bool) -> None:
 def _leases(draw: Any, subject: Subject, shape: Shape) -> Plan:
     """Rooms that fail at any step, a side that dies among them."""
     traits = subject.traits
-    kinds = tuple(kind for kind, there in (("abort", traits.aborts), ("kill", traits.kills)) if there)
     room: RoomPlan = draw(rooms(traits, shape))
     if draw(st.integers(0, 4)):
         # One in so many ends well.
-        room = room._replace(cut=draw(cuts(traits, kinds, room, first=1)))
+        room = room._replace(cut=draw(cuts(traits, ("abort", "kill"), room, first=1)))
     plan: Plan = draw(plans(traits, st.just(room), held=True))
     return plan
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from .plan import Cut, Plan, RoomPlan
+from .plan import Breach, Cut, Plan, RoomPlan
 from .spelling import Entry, Form, Outer, allowed
 from .subject import SIDES, ComponentShape, Shape, Side, Spelling, Subject, Traits
 
@@ -104,11 +105,9 @@ def _with(counts: tuple[int, ...], number: int, count: int) -> tuple[int, ...]:
     return (*counts[:number], count, *counts[number + 1 :])
 
 
-def cuts(
-    traits: Traits, kinds: tuple[Literal["abort", "close", "kill", "fail"], ...], room: RoomPlan, first: int = 0
-) -> st.SearchStrategy[Cut]:
+def cuts(traits: Traits, kinds: Sequence[Breach], room: RoomPlan, first: int = 0) -> st.SearchStrategy[Cut]:
     """Something that ends the room early, after at least `first` of its calls."""
-    sides: dict[str, list[Side]] = {
+    sides: dict[Breach, list[Side]] = {
         "abort": [side for side in SIDES if side in traits.aborts],
         "close": list(SIDES),
         "kill": [side for side in SIDES if side in traits.kills],

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from .spelling import PLAIN, Form
 from .subject import SIDES, Side
 
+Breach: TypeAlias = Literal["abort", "close", "kill", "fail"]
 Verb: TypeAlias = Literal["open", "send", "abort", "close", "kill", "fail", "rest"]
 
 
@@ -18,7 +19,7 @@ class Act(NamedTuple):
 
     verb: Verb
     side: Side = "prefill"
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
 class Cut(NamedTuple):
@@ -27,7 +28,7 @@ class Cut(NamedTuple):
     "fail": the writes fail from here on. then: whether the caller goes on with the room all the same.
     """
 
-    verb: Literal["abort", "close", "kill", "fail"]
+    verb: Breach
     side: Side
     at: int
     then: bool = False

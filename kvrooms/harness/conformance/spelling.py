@@ -43,7 +43,7 @@ def fitted(form: Form, indices: Indices) -> Form:
     for i in filled:
         if entries[i] == "None":
             entries[i] = "list"
-    return Form(outer, tuple(entries))  # type: ignore[arg-type]
+    return Form(outer, tuple(entries))
 
 
 def build(form: Form, indices: Indices, names: Sequence[str]) -> Any:

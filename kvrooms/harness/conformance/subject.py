@@ -106,7 +106,7 @@ class Item(NamedTuple):
     """One unit of memory: a KV page, an aux slot, or an item of state component number `component`."""
 
     kind: Literal["kv", "aux", "state"]
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     component: int = 0
 
 

@@ -217,6 +217,7 @@ class _Search:
             max_examples=examples,
             deadline=None,
             database=None,
+            derandomize=False,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
@@ -281,8 +282,8 @@ def judge(session: Session, check: Check) -> Outcome:
             unconfirmed = unconfirmed or search.unconfirmed
             if search.broken:
                 return _verdict(session, check, search, examples, started)
-    except Unsupported as reason:
-        return Outcome(check.id, None, examples, str(reason), seconds=time.monotonic() - started)
+    except Unsupported as unsupported:
+        return Outcome(check.id, None, examples, str(unsupported), seconds=time.monotonic() - started)
     finally:
         session.stop()
     reason = unconfirmed or ("" if examples else "no example said anything about it in the time there was")
