@@ -116,6 +116,9 @@ class DecodeLinks(EngineCore):
     def _handshake(self, link: Link, source: int, target: int, body: wire.Body) -> None:
         assert isinstance(link, DecodeLink)
         match body:
+            case wire.Welcome() if source != link.sought:
+                # Whoever gives himself out for a peer that we have would speak for the rooms of that peer.
+                self._drop(link, "not the engine that the registry named")
             case wire.Welcome(engine, agent, layout) if target == self.incarnation:
                 unequal = differences(self.layout, layout)
                 if unequal:
