@@ -1,0 +1,229 @@
+"""The configurations: what is explored, in which scope, as jobs that a worker can take by themselves.
+
+A job is one system: one manifest (or one pair that differs), one set of faults. Spellings that mean the same make one
+job, as long as the running code agrees that they do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+from ...protocol.identity import RoomKey
+from .faults import FAULTS
+from .scenario import NOTHINGS, Plan, Request
+from .system import Setup, System
+
+Scope: TypeAlias = Literal["mutant", "quick", "default", "deep"]
+SEPARATE, SHARED = 128, 1024
+"""Bytes of a piece: each part its own write; or all parts of one send in one write, as the engine does by default."""
+ALL = frozenset(FAULTS)
+ENDINGS = frozenset({"decode_aborts", "prefill_aborts", "post_error", "write_failed"})
+ABORTS = frozenset({"decode_aborts", "prefill_aborts", "frame_repeated"})
+
+
+class Job(NamedTuple):
+    """One system to explore. keys: the room of each use. See `system.Setup` for the rest."""
+
+    config: str
+    request: Request
+    components: int = 0
+    piece_bytes: int = SEPARATE
+    keys: tuple[tuple[int, int], ...] = ((7, 0),)
+    lanes: int = 1
+    budget: int = 0
+    faults: frozenset[str] = frozenset()
+    unordered: bool = False
+    lazy: bool = False
+    symmetric: bool = False
+    in_turn: bool = True
+    hold: bool = False
+
+    def setup(self) -> Setup:
+        """What a `System` is made from."""
+        plans = tuple(
+            Plan(self.request, i, RoomKey(*key), self.components, self.piece_bytes) for i, key in enumerate(self.keys)
+        )
+        return Setup(
+            plans=plans,
+            lanes=self.lanes,
+            budget=self.budget,
+            faults=self.faults,
+            unordered=self.unordered,
+            lazy=self.lazy,
+            symmetric=self.symmetric,
+            in_turn=self.in_turn,
+            hold=self.hold,
+        )
+
+    def system(self) -> System:
+        """The system itself."""
+        return System(self.setup())
+
+
+NAMES = (
+    "dense-1",
+    "state-1",
+    "state-2",
+    "two-senders",
+    "disagree",
+    "abort",
+    "fault-1",
+    "fault-2",
+    "reuse",
+    "beside",
+    "hold",
+)
+
+
+def jobs(name: str, scope: Scope) -> list[Job]:
+    """The jobs of a configuration, each once. Raises ValueError for a name that is not one."""
+    if name not in _MAKERS:
+        raise ValueError(f"{name!r} is no configuration; they are {', '.join(NAMES)}")
+    small = scope in ("mutant", "quick")
+    return list(_distinct(_MAKERS[name](scope, small)))
+
+
+def _distinct(made: Iterator[Job]) -> Iterator[Job]:
+    """Each job in all spellings of nothing; those that the running code takes for the same are explored once."""
+    seen = set()
+    for job in made:
+        decode = NOTHINGS if not any(job.request.state) else NOTHINGS[:1]
+        prefill = NOTHINGS if not any(job.request.gives_state) else NOTHINGS[:1]
+        for spelled in itertools.product(decode, prefill):
+            spelt = job._replace(request=job.request._replace(spelled=spelled))
+            signature = (job, _signature(spelt))
+            if signature not in seen:
+                seen.add(signature)
+                yield spelt
+
+
+def _signature(job: Job) -> object:
+    """What the running code makes of a request; what it raises, if it refuses it."""
+    try:
+        plan = Plan(job.request, 0, RoomKey(7, 0), job.components, job.piece_bytes)
+    except Exception as error:  # noqa: BLE001 - a spelling that is refused is a job of its own, which will tell
+        return repr(error)
+    declared = tuple((send.first_page, len(send.pages), send.aux_index, send.declaration) for send in plan.sends)
+    counts = tuple(tuple((at, len(some)) for at, some in send.state) for send in plan.sends)
+    return (plan.manifest, plan.opening, declared, counts)
+
+
+def _asked(
+    chunks: tuple[int, ...], *, aux: bool = True, state: tuple[int, ...] = (), prefix: int = 0, total: bool = False
+) -> Request:
+    """Two callers who want the same."""
+    pages = sum(chunks)
+    return Request(pages, chunks, prefix, aux, state, gives_aux=aux, gives_state=state, total=total)
+
+
+def _dense(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    yield Job("dense-1", _asked((0,)))
+    yield Job("dense-1", _asked((0,), aux=False))
+    for chunks in range(1, 3 if small else 4):
+        for aux, total, prefix in itertools.product((True, False), (False, True), (0, 1)):
+            if prefix < chunks or not small:
+                yield Job("dense-1", _asked((1,) * chunks, aux=aux, total=total, prefix=min(prefix, chunks)))
+    if not small:
+        yield Job("dense-1", _asked((2, 1)))
+
+
+def _state_1(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    for chunks, count, aux in itertools.product((1, 2), (0, 1, 2), (True, False)):
+        if not small or (chunks == 1 and aux):
+            yield Job("state-1", _asked((1,) * chunks, aux=aux, state=(count,)), 1)
+    yield Job("state-1", _asked((1,), state=(1,)), 1, SHARED)
+    yield Job("state-1", _asked((0,), state=(1,)), 1)
+
+
+def _state_2(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    counts = ((0, 0), (0, 1), (1, 0), (1, 1)) + (() if small else ((2, 1), (2, 2)))
+    for chunks, state in itertools.product((1, 2), counts):
+        if not small or chunks == 1:
+            yield Job("state-2", _asked((1,) * chunks, state=state), 2)
+    yield Job("state-2", _asked((1, 1), state=(1, 1)), 2, SHARED)
+
+
+def _two_senders(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    if small:
+        yield Job("two-senders", _asked((1,), aux=False), lanes=2, symmetric=True)
+        return
+    yield Job("two-senders", _asked((1, 1)), lanes=2, symmetric=True)
+    yield Job("two-senders", _asked((1, 1), aux=False), lanes=2, symmetric=True)
+    yield Job("two-senders", _asked((1, 1), state=(1,)), 1, SHARED, lanes=2, symmetric=True)
+    yield Job("two-senders", _asked((1, 1), state=(0,)), 1, SHARED, lanes=2, symmetric=True)
+    if scope == "deep":
+        yield Job("two-senders", _asked((1, 1), state=(1,)), 1, lanes=2, symmetric=True, lazy=True)
+
+
+def _disagree(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    pages = ((1,), (1, 1)) if small else ((0,), (1,), (1, 1))
+    sides = list(itertools.product(pages, (True, False), ((0,), (1,)) if small else ((0,), (1,), (2,))))
+    for (chunks, aux, state), (gives, gives_aux, gives_state) in itertools.product(sides, sides):
+        for total in (False,) if small else (False, True):
+            request = Request(sum(chunks), gives, 0, aux, state, gives_aux, gives_state, total)
+            if not request.agrees:
+                yield Job("disagree", request, 1)
+
+
+def _abort(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    chunks = (1,) if small else (1, 1)
+    budget = 3 if scope == "deep" else 2
+    yield Job("abort", _asked(chunks, aux=not small), budget=budget, faults=ABORTS, unordered=True)
+    if not small:
+        yield Job("abort", _asked(chunks, state=(1,)), 1, SHARED, budget=budget, faults=ABORTS, unordered=True)
+
+
+def _fault_1(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    if small:
+        yield Job("fault-1", _asked((1,), aux=False), budget=1, faults=ALL)
+        if scope == "quick":
+            yield Job("fault-1", _asked((1,)), budget=1, faults=ALL)
+        return
+    yield Job("fault-1", _asked((1, 1)), budget=1, faults=ALL)
+    yield Job("fault-1", _asked((1, 1), state=(1,)), 1, SHARED, budget=1, faults=ALL)
+    yield Job("fault-1", _asked((1, 1), aux=False), budget=1, faults=ALL)
+    if scope == "deep":
+        yield Job("fault-1", _asked((1, 1), state=(1,)), 1, budget=1, faults=ALL)
+
+
+def _fault_2(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    if small:
+        yield Job("fault-2", _asked((0,), aux=False), budget=2, faults=ALL)
+        return
+    yield Job("fault-2", _asked((1, 1)), 0, SHARED, budget=2, faults=ALL, lazy=True)
+    yield Job("fault-2", _asked((1, 1), state=(1,)), 1, SHARED, budget=2, faults=ALL, lazy=True)
+    if scope == "deep":
+        yield Job("fault-2", _asked((1, 1)), 0, SEPARATE, budget=2, faults=ALL, lazy=True)
+
+
+def _reuse(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    again, attempts = ((7, 0), (7, 0)), ((7, 0), (7, 1))
+    for keys in (again,) if scope == "mutant" else (again, attempts):
+        faults = ABORTS | {"frame_overtaken"} if scope == "mutant" else ALL
+        yield Job("reuse", _asked((1,), aux=False), keys=keys, budget=1, faults=faults)
+
+
+def _beside(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    keys, faults = ((7, 0), (8, 0)), ENDINGS if small else ALL
+    yield Job("beside", _asked((1,), aux=False), keys=keys, budget=1, faults=faults, in_turn=False, lazy=True)
+
+
+def _hold(scope: Scope, small: bool) -> Iterator[Job]:  # noqa: FBT001
+    yield Job("hold", _asked((1,), aux=False), budget=1, faults=ABORTS, unordered=True, hold=True)
+
+
+_MAKERS = {
+    "dense-1": _dense,
+    "state-1": _state_1,
+    "state-2": _state_2,
+    "two-senders": _two_senders,
+    "disagree": _disagree,
+    "abort": _abort,
+    "fault-1": _fault_1,
+    "fault-2": _fault_2,
+    "reuse": _reuse,
+    "beside": _beside,
+    "hold": _hold,
+}
