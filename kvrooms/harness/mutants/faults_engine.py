@@ -11,6 +11,17 @@ _TIMED_OUT = (CloseCause.PEER_CLOSED, CloseCause.RESET, CloseCause.TIMED_OUT)
 
 ENGINE = (
     Mutant(
+        "second-indices-overwrite-the-first",
+        "indices of a later send are paired with the first ones that decode asked for",
+        Text(
+            "engine.sends:transfers",
+            "wanted.state[component][at : at + len(indices)]",
+            "wanted.state[component][: len(indices)]",
+        ),
+        ("S1",),
+        only=True,
+    ),
+    Mutant(
         "counts-from-the-chunk",
         "positions of a send are counted from where decode begins, not from where the send does",
         Text("engine.sends:transfers", "send.pages[low - first : high - first]", "send.pages[: high - low]"),

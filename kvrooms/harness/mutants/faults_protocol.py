@@ -28,6 +28,7 @@ PROTOCOL = (
         "only an empty list is nothing; [None] is an index",
         Text(f"{_MANIFEST}:_spelled", "[] if all(map(_says_nothing, listed)) else listed", "listed"),
         ("L2",),
+        only=True,
     ),
     Mutant(
         "generator-read-twice",
@@ -79,6 +80,7 @@ PROTOCOL = (
         "a component that every room owes is checked for None, not for nothing",
         Text(f"{_MANIFEST}:owed_always", "and not total:", "and total is None:"),
         ("S1",),
+        only=True,
     ),
     Mutant(
         "skip-state-forgets-its-word",
@@ -93,7 +95,6 @@ PROTOCOL = (
             "statemachine.ledger:Missing.without", "kv = remove(self.kv, start, stop)", "kv = remove(self.kv, 0, stop)"
         ),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "hole-swallows-the-rest",
@@ -110,7 +111,6 @@ PROTOCOL = (
         "a rank counts as complete when one of its state components has landed",
         Text("statemachine.ledger:_earlier", "if any(missing.state):", "if missing.state and all(missing.state):"),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "aux-comes-with-the-pages",
@@ -129,14 +129,12 @@ PROTOCOL = (
         "a piece that reports others is posted beside them: writes land in order, do they not",
         Text("protocol.plan:_large", "ordered=reports and at > since", "ordered=False"),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "report-overtakes-its-buffers",
         "the last piece of a position that is split by buffers is posted beside the others",
         Text("protocol.plan:_split", "ordered=last and len(cuts) > 1", "ordered=False"),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "negative-page",

@@ -19,7 +19,6 @@ PUBLIC = (
             "room._aux_index if last and any(counted) else None",
         ),
         ("L2",),
-        only=True,
     ),
     Mutant(
         "totals-of-the-last-send",
@@ -38,6 +37,7 @@ PUBLIC = (
             "engine.prefill:_next", "(total is not None and reached == total) if last is None", "False if last is None"
         ),
         ("L2",),
+        only=True,
     ),
     Mutant(
         "slot-0-is-none",

@@ -46,7 +46,6 @@ TABLES = (
         "a deadline left off: until the grant is accepted no deadline but the cap runs",
         Opening(_DECODE[0], "ARM(BOOTSTRAP)"),
         ("L3",),
-        only=True,
     ),
     Mutant(
         "failed-write-is-not-told",

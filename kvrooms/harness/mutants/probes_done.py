@@ -65,6 +65,18 @@ def done_means_landed_of_what_decode_has_not(play: Play) -> None:
 
 
 @probe("S1", seeds=2)
+def done_means_landed_of_state_in_two_sends(play: Play) -> None:
+    """Positions of a component are counted across sends."""
+    stage = play.scene(Shape(indexed=1))
+    receiver, sender = stage.receive(state_indices=[[6, 1, 2]]), stage.offer()
+    _watch_landing(stage, receiver, {"kv": ([3, 9, 4], [8, 2, 5]), "swa": ([3, 5, 4], [6, 1, 2])})
+    stage.send(sender, [3, 9], [[3, 5]])
+    stage.send(sender, [4], [[4]], last=True)
+    stage.finish(receiver)
+    stage.look()
+
+
+@probe("S1", seeds=2)
 def done_means_landed_of_many_pages(play: Play) -> None:
     """Enough pages to be merged where they are neighbours, on one side, both, or neither; and to need many pieces."""
     up, mixed = list(range(80)), [(i * 37) % 80 for i in range(80)]
