@@ -28,7 +28,8 @@ class Check(NamedTuple):
     shapes: layouts to try, one after another. draws: the strategy of plans (hypothesis). run: plays a plan; raises
     Broken if the property does not hold in it, returns whether the plan says anything about it at all. needs: traits,
     alternatives separated by "|". share: of the budget that a property has. warm: whether an ordinary room must
-    have been served before the first example of a start.
+    have been served before the first example of a start. fits: whether a plan that was made smaller is still one of
+    those that are drawn.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Check(NamedTuple):
     needs: tuple[str, ...] = ()
     share: float = 1.0
     warm: bool = False
+    fits: Callable[[Plan], bool] = lambda _: True
 
     def lacks(self, traits: Traits) -> str | None:
         """Why the subject cannot be judged, or None."""

@@ -65,7 +65,7 @@ def _exits(stage: Stage, plan: Plan) -> bool:
     def waiting() -> list[Live]:
         return [live for live in lives if any(side in ways for side in live.open_sides)]
 
-    patience = 4 * (stage.deadline_s or 0.0) + stage.patience_s
+    patience = 2 * (stage.deadline_s or 0.0) + stage.patience_s
     if not stage.settle(lambda: not waiting(), timers=plan.deadline, patience_s=patience if plan.deadline else None):
         live = waiting()[0]
         what = f"its deadline ({stage.deadline_s:g} s) is over" if plan.deadline else "its caller has aborted it"
@@ -105,12 +105,22 @@ def _faults(draw: Any, subject: Subject, shape: Shape) -> Plan:
     lost: Side | None = None
     if traits.lost_messages and traits.deadlines == frozenset(SIDES) and draw(st.integers(0, 3)) == 3:
         lost = draw(st.sampled_from(SIDES))
-    known = len(room.acts()[: max(1, room.decode_at) + 1]) + 1  # both opens and the rest
     if lost is None or draw(st.booleans()):
-        cut = draw(cuts(traits, ("abort", "fail", "kill"), room, first=known))
+        cut = draw(cuts(traits, ("abort", "fail", "kill"), room, first=_known_at(room)))
         # Writes that fail are noticed only if the caller goes on.
         room = room._replace(cut=cut._replace(then=cut.verb == "fail"))
     return Plan((room,), lost=lost, deadline=lost is not None, seed=seeds(draw, traits))
+
+
+def _after_both(plan: Plan) -> bool:
+    """Whether the fault comes when both sides have heard of the room; what is not heard of is no announcement."""
+    [room] = plan.rooms
+    return room.cut is None or room.cut.at >= _known_at(room)
+
+
+def _known_at(room: RoomPlan) -> int:
+    """How many acts there are until both sides are open and at rest."""
+    return len(room._replace(cut=None).acts()[: max(1, room.decode_at) + 1]) + 1
 
 
 def _fault(stage: Stage, plan: Plan) -> bool:
@@ -126,7 +136,7 @@ def _fault(stage: Stage, plan: Plan) -> bool:
             stage.rest(plan.rests[number])
     cut = live.plan.cut
     why = f"after {_named(cut)}" if cut is not None else f"what {plan.lost} says is lost"
-    patience = stage.patience_s + 4 * (stage.deadline_s or 0.0)
+    patience = stage.patience_s + 2 * (stage.deadline_s or 0.0)
     must_end(stage, [live], why, timers=plan.deadline, patience_s=patience if plan.deadline else None)
     return True
 
@@ -162,6 +172,12 @@ def _failures(draw: Any, subject: Subject, shape: Shape) -> Plan:
     bystander, last = draw(rooms(traits, shape)), draw(rooms(traits, shape))
     rests = draw(st.lists(st.integers(0, 6), max_size=6))
     return Plan((bystander, *found, last), rests=tuple(rests), deadline=deadline, seed=seeds(draw, traits))
+
+
+def _framed(plan: Plan) -> bool:
+    """Whether ordinary rooms stand around those that fail."""
+    ends = (plan.rooms[0], plan.rooms[-1])
+    return len(plan.rooms) > 2 and all(room.agrees and room.cut is None and room.acts_max is None for room in ends)
 
 
 def _isolated(stage: Stage, plan: Plan) -> bool:
@@ -234,7 +250,7 @@ CHECKS = (
     Check("SMOKE", rich, _one_ordinary, _smoke, share=0.3),
     Check("L1", rich, _abandoned, _exits, ("aborts|deadlines",)),
     Check("L2", shapes, _agreements, _agreement, share=2.0),
-    Check("L3", rich, _faults, _fault, ("aborts|kills|failing_writes",)),
-    Check("L4", rich, _failures, _isolated, ("aborts",)),
+    Check("L3", rich, _faults, _fault, ("aborts|kills|failing_writes",), fits=_after_both),
+    Check("L4", rich, _failures, _isolated, ("aborts",), fits=_framed),
     Check("L5", rich, _leases, _lease, ("frees", "aborts|kills")),
 )

@@ -293,6 +293,14 @@ def _both_fail(stage: Stage, plan: Plan) -> bool:
     return True
 
 
+def _one(plan: Plan) -> bool:
+    return len(plan.rooms) == 1
+
+
+def _two_lives(plan: Plan) -> bool:
+    return len(plan.rooms) == 2 and plan.rooms[1].cut is None
+
+
 def _big(traits: Traits) -> list[Shape]:
     """Pages so large that a write takes a while, where time is real."""
     return rich(traits) if traits.simulated else rich(traits, _BIG_PAGE)
@@ -300,11 +308,11 @@ def _big(traits: Traits) -> list[Shape]:
 
 CHECKS = (
     Check("S1", lambda traits: shapes(traits)[-1:], _any_rooms, _landed),
-    Check("S2", rich, _late, _absorbed, ("aborts",)),
+    Check("S2", rich, _late, _absorbed, ("aborts",), fits=_one),
     Check("S3", _big, _reclaims, _reclaimed, ("aborts",)),
-    Check("S4", rich, _twice, _generations, ("room_numbers",)),
+    Check("S4", rich, _twice, _generations, ("room_numbers",), fits=_two_lives),
     Check("S5", rich, _strangers, _disbelieved, ("injects",)),
     Check("C1", rich, _lives, _nothing_left, ("counts",), warm=True),
-    Check("C2", rich, _failing, _told_once, ("failures",), warm=True),
-    Check("A1", rich, _disagreements, _both_fail),
+    Check("C2", rich, _failing, _told_once, ("failures",), warm=True, fits=_one),
+    Check("A1", rich, _disagreements, _both_fail, fits=lambda plan: _one(plan) and not plan.rooms[0].agrees),
 )

@@ -89,6 +89,10 @@ class RoomPlan(NamedTuple):
         return acts
 
 
+def _cut_size(room: RoomPlan) -> int:
+    return (0 if room.cut is None else 2 + room.cut.then) + (room.acts_max or 0)
+
+
 class Plan(NamedTuple):
     """An example. rooms: those it is about, `weave` says whose turn it is at each step (any number modulo the rooms
     that have calls left; where it ends, the first). rests: for how many moments both sides may run after each step.
@@ -113,7 +117,7 @@ class Plan(NamedTuple):
         """How much there is to read in it: the smallest of several counterexamples is shown."""
         size = 10 * len(self.rooms) + sum(self.rests) + sum(map(bool, self.weave)) + 3 * len(self.noise)
         for room in self.rooms:
-            size += len(room.chunks) + room.pages + sum(room.state) + room.decode_at + 2 * (room.cut is not None)
+            size += len(room.chunks) + room.pages + sum(room.state) + room.decode_at + _cut_size(room)
             for form in (room.prefill_form, room.decode_form):
                 size += len(form.entries) + (form.outer != "list") + sum(entry != "list" for entry in form.entries)
         size += sum(sum(map(len, parts)) for _, _, parts in self.noise) // 8

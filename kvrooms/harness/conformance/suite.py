@@ -22,6 +22,7 @@ from .checks_safe import CHECKS as SAFE
 from .checks_safe import more_held
 from .plan import Plan, RoomPlan
 from .play import must_end, play
+from .reduce import smaller
 from .spelling import fitted, spelled
 from .stage import Broken, Live, Stage
 from .subject import SIDES, Shape, Subject, Unsupported
@@ -213,12 +214,14 @@ class _Search:
 
     def run(self, examples: int) -> None:
         """Draw and shrink. What is found lies in `broken`, the smallest one last."""
+        simulated = self.session.subject.traits.simulated
         settled = settings(
             max_examples=examples,
             deadline=None,
             database=None,
             derandomize=False,
-            phases=(Phase.generate, Phase.shrink),
+            # Where an example that hangs costs seconds, `reduce` has to do.
+            phases=(Phase.generate, Phase.shrink) if simulated else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
@@ -236,7 +239,19 @@ class _Search:
                 example()
             except (Broken, HypothesisException):  # what was found is in `broken`; flaky or not is judged by `confirm`
                 pass
+        if self.broken:
+            self._reduce()
         self.broken.sort(key=lambda found: -found.plan.size)
+
+    def _reduce(self) -> None:
+        """Go on from the smallest broken example to smaller ones, while there is time."""
+        plan, going = min((found.plan for found in self.broken), key=lambda plan: plan.size), True
+        while going:
+            going = False
+            for less in smaller(plan, self.session.subject.traits):
+                if less.size < plan.size and self.check.fits(less) and self._fails(less):
+                    plan, going = less, True
+                    break
 
     def _fails(self, plan: Plan) -> bool:
         if plan in self.known:
