@@ -182,7 +182,10 @@ class Side:
             room.end.clear()
 
     def _leave(self) -> None:
-        """Rooms that were closed while their memory could still be written."""
+        """The scheduler's look at rooms that have failed, or were closed, while their memory could still be written."""
+        for open_room in self._rooms.values():
+            if open_room.asked_why:
+                open_room.memory_free(open_room.poll())
         for room in list(self._leaving):
             if room.memory_free(FAILED):
                 self._leaving.remove(room)
