@@ -202,8 +202,10 @@ class DecodeLinks(EngineCore):
         """Forget an incarnation that has no connection and no grant left.
 
         It may live, and come back: it remembers which of our grants are over, so none of their numbers is used again.
+        A link may still name an entry that was forgotten before; the one that has taken its place stays.
         """
-        if peer.link is None and not peer.grants and self._peers.pop(peer.incarnation, None) is not None:
+        if peer.link is None and not peer.grants and self._peers.get(peer.incarnation) is peer:
+            del self._peers[peer.incarnation]
             self._first_grant = max(self._first_grant, peer.next_grant)
 
     def _floor(self, link: Link) -> int:

@@ -48,6 +48,11 @@ class SimChannel:
         end = self._far.get(connection)
         return None if end is None else end.channel
 
+    def number_there(self, connection: int) -> int:
+        """The number that a connection has at its other end; 0 when it is over."""
+        end = self._far.get(connection)
+        return 0 if end is None else end.connection
+
     @property
     def connections(self) -> list[int]:
         """The open connections, oldest first."""
@@ -119,11 +124,11 @@ class SimChannel:
     def _deliver(self, connection: int, frame: bytes) -> None:
         far = self._far.get(connection)
         if far is not None and connection not in self._jammed:
-            self._world.witness.delivered(far.channel, far.connection, frame)
             far.channel._hear(far.connection, frame)  # noqa: SLF001
 
     def _hear(self, connection: int, frame: bytes) -> None:
         if connection not in self._jammed:
+            self._world.witness.delivered(self, connection, frame)
             self._event(FrameIn(connection, frame))
 
     # -- ends ----------------------------------------------------------------------------------------------------
@@ -134,6 +139,7 @@ class SimChannel:
         self._queued = [(at, frame) for at, frame in self._queued if at != connection]
         for frame in last:
             self._world.witness.sent(self, connection, frame)
+        self._world.witness.left(self, connection)
         self._world.later((self, connection), lambda: self._leave(connection, last))
         self._event(Closed(connection, CloseCause.LOCAL, ""))
 
@@ -157,7 +163,7 @@ class SimChannel:
             self._event(Closed(connection, CloseCause.OVERFLOW, ""))
 
     def kill(self) -> None:
-        """The process is gone: its kernel closes what it had open, after what was on its way."""
+        """The process is gone, or has closed all: what was still open is closed, after what was on its way."""
         self.dead = True
         for connection in list(self._far):
             self._world.later((self, connection), partial(self._end, connection, CloseCause.PEER_CLOSED))

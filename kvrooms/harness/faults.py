@@ -53,10 +53,10 @@ def corrupted(frame: bytes, draw: random.Random) -> bytes:
     help, and the protocol trusts them. A header that names another incarnation can be told by its receiver, except in
     the handshake, where incarnations are not known yet.
     """
-    for _ in range(_TRIES):
+    for _ in range(_TRIES if frame else 0):
         damaged = bytearray(frame)
         for _ in range(draw.randrange(1, 4)):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+            damaged[int(draw.random() * len(damaged))] = draw.randrange(256)
         if told_apart(frame, bytes(damaged)):
             return bytes(damaged)
     return truncated(frame, draw)
@@ -65,10 +65,9 @@ def corrupted(frame: bytes, draw: random.Random) -> bytes:
 def told_apart(frame: bytes, damaged: bytes) -> bool:
     """Whether whoever receives `damaged` can tell that it is not what was sent."""
     try:
-        received = wire.decode(damaged)
+        received, sent = wire.decode(damaged), wire.decode(frame)
     except WireError:
         return True
-    sent = wire.decode(frame)
     if isinstance(sent.body, (wire.Hello, wire.Welcome)):
         return False
     return (received.source, received.target) != (sent.source, sent.target)
@@ -76,4 +75,4 @@ def told_apart(frame: bytes, damaged: bytes) -> bool:
 
 def truncated(frame: bytes, draw: random.Random) -> bytes:
     """A frame whose end is missing."""
-    return frame[: draw.randrange(len(frame))]
+    return frame[: int(draw.random() * len(frame))]

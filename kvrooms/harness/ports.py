@@ -96,7 +96,7 @@ class SimRegistry:
 class Write:
     """A posted write. rows: (source address, length, destination address) each; left: how many are to land."""
 
-    __slots__ = ("error", "handle", "left", "message", "rows", "source", "target")
+    __slots__ = ("error", "handle", "left", "message", "read", "rows", "source", "target")
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class Write:
         self.message = message
         self.left = len(rows)
         self.error: str | None = None
+        self.read: dict[tuple[int, int, int], bytes] = {}
 
     def under_way(self, world: World) -> list[tuple[int, int, int]]:
         """What may still land: nothing once either end is gone."""
@@ -219,7 +220,7 @@ class SimTransport:
 
     def _disturb(self, write: Write) -> None:
         world = self._world
-        faults, draw, tell = world.faults, world.random, world.witness.disturbed
+        faults, draw, tell = world.faults, world.random, world.witness.disturbs
         if draw.random() < faults.write_fails:
             tell("failed", write)
             world.later(write, partial(self._break, write), ordered=False)
@@ -236,8 +237,9 @@ class SimTransport:
             self.fail(write, _BROKEN)
 
     def fail(self, write: Write, error: str) -> None:
-        """A write ends with an error, now. What of it is under way may still land."""
+        """A write ends with an error, now. What of it is under way has been read, and may still land."""
         write.error = error
+        write.read = {row: ctypes.string_at(row[0], row[1]) for row in write.under_way(self._world)}
         self._over(write, error)
 
     def _land(self, write: Write, row: tuple[int, int, int]) -> None:
@@ -248,7 +250,7 @@ class SimTransport:
             self._over(write, "the peer is gone")
             return
         source, length, destination = row
-        ctypes.memmove(destination, source, length)
+        ctypes.memmove(destination, source if write.error is None else write.read[row], length)
         write.left -= 1
         world.witness.landed(write, source, destination, length)
         if write.left or write.error is not None:

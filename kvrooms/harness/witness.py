@@ -24,6 +24,9 @@ class Witness:
     def broken(self, how: str, channel: SimChannel, connection: int) -> None:
         """A connection breaks at this end: "cut", "jammed". Its other end is still known."""
 
+    def left(self, channel: SimChannel, connection: int) -> None:
+        """This end of a connection is being closed by its engine."""
+
     def engine(self, what: str, name: str) -> None:
         """Something happens to an engine: "killed", "stalled", "woken", "its clock jumps"."""
 
@@ -33,7 +36,7 @@ class Witness:
     def posted(self, write: Write) -> None:
         """A write was posted."""
 
-    def disturbed(self, how: str, write: Write) -> None:
+    def disturbs(self, how: str, write: Write) -> None:
         """A posted write goes wrong: "slow", "stuck", "failed"."""
 
     def landed(self, write: Write, source: int, destination: int, length: int) -> None:

@@ -82,13 +82,13 @@ class World:
         registry = SimRegistry(self)
         clock = SimClock(self)
         address = bootstrap = ""
-        release: Callable[[], None] = nobody
+        withdraw: Callable[[], None] = nobody
         if listen:
             address, bootstrap = channel.listen(), "http://world:1"
             layout = memory.layout
             entry = Registration(name, 0, address, incarnation, layout.page_size, layout.digest.hex(), 30.0)
             registry.announce(bootstrap, entry)
-            release = partial(registry.withdraw, bootstrap, entry)
+            withdraw = partial(registry.withdraw, bootstrap, entry)
         ports = Ports(
             name=name,
             incarnation=incarnation,
@@ -108,6 +108,10 @@ class World:
             self._runners.append(made)
             made.wake()
             return made
+
+        def release() -> None:
+            withdraw()
+            channel.kill()
 
         return Assembly(ports, source, runner, release, address, bootstrap)
 
@@ -177,6 +181,11 @@ class World:
     @writes_held.setter
     def writes_held(self, held: bool) -> None:
         self._lanes.hold_writes(held)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything can happen without a timer."""
+        return bool(self._choices.members)
 
     @property
     def writes(self) -> list[Write]:
@@ -296,7 +305,9 @@ class SimRunner:
         world, end = self._world, self._world.now + timeout_s
         self.core.submit(self.core.shutdown)
         self.wake()
-        world.run(lambda: (self.core.closing and not self.core.undrained) or world.now > end, timers=True)
+        while not (self.core.closing and not self.core.undrained) and world.now <= end:
+            if not world.step(timers=True):
+                world.now = math.nextafter(end, math.inf)  # nothing will happen: that is the wait
         self._finish()
         self.end()
         return True

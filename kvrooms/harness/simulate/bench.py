@@ -59,13 +59,14 @@ class Bench(Witness):
         decodes: int = 1,
         faults: Faults | None = None,
         settings: EngineSettings | None = None,
-        **sizes: int,
+        pages: int = 16,
+        slots: int = 8,
     ) -> None:
         self.world = World(seed, faults)
         self.world.witness = self
         self.shape = shape
         self.settings = settings or EngineSettings()
-        self.sizes = sizes
+        self.sizes = {"pages": pages, "slots": slots}
         self.by_agent: dict[str, Side] = {}
         self.held: list[Held] = []
         self.prefills = [self.add_prefill(f"prefill-{i}", seed + i) for i in range(prefills)]
@@ -75,7 +76,8 @@ class Bench(Witness):
         """A prefill engine of this name, in place of one that had it before."""
         pool = source_pool(self.shape, seed, **self.sizes)
         assembly = self.world.assemble(name, pool.memory, self.settings, listen=True)
-        side = Side(PrefillEngine(pool.memory, settings=self.settings, assembly=assembly), pool, self.world.random)
+        engine = PrefillEngine(pool.memory, settings=self.settings, assembly=assembly)
+        side = Side(engine, pool, self.world.random, assembly.ports.channel)
         self.by_agent[assembly.ports.transport.agent] = side
         return side
 
@@ -83,7 +85,8 @@ class Bench(Witness):
         """A decode engine."""
         pool = target_pool(self.shape, **self.sizes)
         assembly = self.world.assemble(name, pool.memory, self.settings)
-        side = Side(DecodeEngine(pool.memory, settings=self.settings, assembly=assembly), pool, self.world.random)
+        engine = DecodeEngine(pool.memory, settings=self.settings, assembly=assembly)
+        side = Side(engine, pool, self.world.random, assembly.ports.channel)
         self.by_agent[assembly.ports.transport.agent] = side
         return side
 
@@ -100,17 +103,22 @@ class Bench(Witness):
         return engine
 
     def crash(self, side: Side) -> Side:
-        """kill -9; another engine comes in its place, with other memory: prefill under the same name.
-
-        The rooms of the dead are nobody's. Returns the newcomer.
-        """
+        """kill -9; another engine comes in its place. Returns the newcomer."""
         self.world.kill(side.name)
+        return self.replace(side)
+
+    def replace(self, side: Side) -> Side:
+        """Another engine, with other memory, in place of one that has ended: prefill under the same name.
+
+        The rooms of the old one are nobody's. Returns the newcomer.
+        """
         self.held = [held for held in self.held if held.side is not side]
         if side in self.prefills:
             new = self.add_prefill(side.name, self.world.random.randrange(1000))
             self.prefills[self.prefills.index(side)] = new
         else:
-            new = self.add_decode(f"{side.name}+")
+            base, _, number = side.name.partition("+")
+            new = self.add_decode(f"{base}+{int(number or 0) + 1}")
             self.decodes[self.decodes.index(side)] = new
         return new
 
@@ -205,8 +213,8 @@ class Bench(Witness):
 
     # -- the oracle ------------------------------------------------------------------------------------------------
 
-    def complain(self, property_id: str, words: str, held: Held | None = None) -> None:
-        """A property does not hold; `held`: for which room. Raises Broken."""
+    def complain(self, property_id: str, words: str, *held: Held) -> None:
+        """A property does not hold; `held`: for which rooms. Raises Broken."""
         raise Broken(property_id, words)
 
     def ended(self, held: Held) -> None:
@@ -225,7 +233,8 @@ class Bench(Witness):
         room, side = held.room, held.side
         if not room.poll().terminal:
             self.complain("S3", f"{room!r} is said to be free, and goes on", held)
-        under_way = [row for write in self.world.writes for row in write.under_way(self.world)]
+        writes = [write for write in self.world.writes if held.receives or write.error is None]
+        under_way = [row for write in writes for row in write.under_way(self.world)]
         if under_way:
             mine = [pair for part, some in held.items.items() for pair in side.pool.ranges(part, some)]
             for source, length, target in under_way:
@@ -239,19 +248,29 @@ class Bench(Witness):
     def landed(self, write: Write, source: int, destination: int, length: int) -> None:
         """Bytes have landed: in a room's memory, from the same room's."""
         taker, giver = self.by_agent.get(write.target.agent), self.by_agent.get(write.source.agent)
-        for offset, to, whose in _holders(taker, destination, length) if taker is not None else ():
+        for offset, taken in _holders(taker, destination, length) if taker is not None else ():
             given = giver.owners.get(source + offset) if giver is not None else None
-            if whose is None and not self.every_room:
-                continue
-            if whose is None:
-                self.complain("S5", f"{length} bytes landed in {to}, which no room has ever had")
-            elif given is not None and given[0].plan is not whose.plan:
-                self.complain("S4", f"bytes of {given[0].room!r} landed in {to}, of {whose.room!r}", whose)
-            elif whose.freed:
-                self.complain("S3", f"{length} bytes landed in {to} after {whose.room!r} was said to be free", whose)
-        for _, at, reader in _holders(giver, source, length) if giver is not None else ():
-            if reader is not None and reader.freed:
-                self.complain("S3", f"{length} bytes were read from {at} after {reader.room!r} was free", reader)
+            from_room = given[0] if given is not None else None
+            if taken is not None:
+                self._landed_in(taken, from_room, length)
+            elif self.every_room:
+                self.complain("S5", f"{length} bytes landed in {write.target.name}, in an item that no room ever had")
+        for _, read in _holders(giver, source, length) if giver is not None and write.error is None else ():
+            if read is not None and read.freed:
+                self.complain("S3", f"{length} bytes of {read.room!r} were read after it was said to be free", read)
+
+    def _landed_in(self, taken: Held, given: Held | None, length: int) -> None:
+        others = given is not None and given.plan is not taken.plan
+        if given is not None and others and (taken.freed or not self.may_mix(given, taken)):
+            self.complain(
+                "S4", f"{length} bytes of {given.room!r} landed in the memory of {taken.room!r}", taken, given
+            )
+        elif taken.freed:
+            self.complain("S3", f"{length} bytes landed in the memory of {taken.room!r}, which was free", taken)
+
+    def may_mix(self, given: Held, taken: Held) -> bool:
+        """Whether one room's bytes may be written into the memory of another, which still has a lease."""
+        return False
 
     @staticmethod
     def not_landed(side: Side, plan: Plan) -> str:
@@ -305,15 +324,15 @@ class Bench(Witness):
         assert not self.held
 
 
-def _holders(side: Side, at: int, length: int) -> Iterator[tuple[int, str, Held | None]]:
-    """Offset, place in words and holder (the last one, if there is none now) of each item of an address range."""
+def _holders(side: Side, at: int, length: int) -> Iterator[tuple[int, Held | None]]:
+    """Offset and holder (the last one, if there is none now; None: there never was one) of each item in a range."""
     offset = 0
     while offset < length:
         entry = side.owners.get(at + offset)
         if entry is None:
-            yield offset, f"an item of {side.name}", None
+            yield offset, None
             return
-        yield offset, f"an item of {side.name}", entry[0]
+        yield offset, entry[0]
         offset += entry[1]
 
 

@@ -115,7 +115,7 @@ class Plan:
 
 
 class Held:
-    """A room that has items of a side. freed: the engine has said that they are their owner's again."""
+    """A room that has items of a side. freed: the engine has said that they are free again. note: a judge's."""
 
     def __init__(self, room: Any, side: Side, plan: Plan, *, receives: bool) -> None:
         self.room = room
@@ -123,6 +123,7 @@ class Held:
         self.plan = plan
         self.receives = receives
         self.freed = False
+        self.note: Any = None
 
     @property
     def items(self) -> Items:
@@ -131,10 +132,11 @@ class Held:
 
 
 class Side:
-    """An engine, its memory, and which items no room has."""
+    """An engine, its memory, its control channel, and which items no room has."""
 
-    def __init__(self, engine: Any, pool: Pool, draw: random.Random) -> None:
+    def __init__(self, engine: Any, pool: Pool, draw: random.Random, channel: Any = None) -> None:
         self.engine = engine
+        self.channel = channel
         self.pool = pool
         self.free = {part: list(range(len(buffers[0]))) for part, buffers in pool.parts.items() if buffers}
         self.owners: dict[int, tuple[Held, int]] = {}

@@ -1,0 +1,109 @@
+"""What one simulated run is made of, drawn from its seed: engines, memory, rates of faults, habits of callers.
+
+Swarm testing: most kinds of fault are switched off in any one run, and those that are on have rates that differ by
+orders of magnitude. So some runs are calm, some have one thing wrong all the time, and few have everything at once;
+what one fault hides from another is found in the run without it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from ...engine.settings import EngineSettings
+from ..faults import Faults
+from .memory import Shape
+
+_DEATHS = ("kill prefill", "kill decode", "close prefill", "close decode")
+BOOTSTRAP_S, WAITING_S, MOVING_S, PARKED_S, CAP_S = 12.0, 20.0, 15.0, 8.0, 400.0
+PHASES_S = BOOTSTRAP_S + WAITING_S + MOVING_S
+"""The longest that a room lives when nobody does anything: every phase's deadline, one after the other."""
+
+MISCHIEF = {"stall": 1.0, "cut": 1.0, "jam": 1.0, "jump": 0.6} | dict.fromkeys(_DEATHS, 0.25)
+"""What may happen to engines and connections, and how much of it at most."""
+_FRAMES = ("drop", "repeat", "corrupt", "truncate", "late")
+_WRITES = ("post_fails", "write_fails", "write_slow", "write_stuck")
+_HABITS = ("abort", "vanish", "disagree", "hasty", "again", "misuse")
+
+
+class Swarm(NamedTuple):
+    """One run. rooms: how many. pages, slots: of each engine's memory. pace: how often time may pass between two acts.
+
+    callers: the share of rooms whose callers abort; vanish (never open, never send, or stop on the way); disagree; are
+    hasty (close what has not ended); use a number again; misuse the methods (open twice, send after the end).
+    mischief: weights of what happens to engines and connections, trouble: the share of acts that are such. strangers:
+    the share of acts that are a stranger's.
+    """
+
+    shape: Shape
+    prefills: int
+    decodes: int
+    rooms: int
+    pages: int
+    slots: int
+    settings: EngineSettings
+    faults: Faults
+    pace: float
+    callers: dict[str, float]
+    mischief: dict[str, float]
+    trouble: float
+    strangers: float
+
+
+def draw_swarm(draw: random.Random) -> Swarm:
+    """The run that a seed's random numbers make."""
+    calm = draw.random() < 0.12
+    callers = {habit: _rate(draw, 0.5, 0.02, 0.3) for habit in _HABITS}
+    mischief = {kind: draw.random() * weight for kind, weight in MISCHIEF.items() if draw.random() < 0.25}
+    if calm:
+        callers = {**dict.fromkeys(_HABITS, 0.0), "disagree": callers["disagree"], "misuse": callers["misuse"]}
+        mischief = {}
+    return Swarm(
+        shape=Shape(
+            indexed=draw.randrange(3), always=draw.randrange(2), layers=draw.randrange(1, 3), aux=_is(draw, 0.8)
+        ),
+        prefills=1 + _is(draw, 0.25),
+        decodes=1 + _is(draw, 0.5),
+        rooms=draw.randrange(20, 60),
+        pages=draw.randrange(20, 40),
+        slots=draw.randrange(8, 16),
+        settings=_settings(draw),
+        faults=Faults() if calm else _faults(draw),
+        pace=draw.choice((0.0, 0.02, 0.1, 0.4)) if not calm else 0.0,
+        callers=callers,
+        mischief=mischief,
+        trouble=_rate(draw, 1.0, 0.002, 0.04) if mischief else 0.0,
+        strangers=0.0 if calm else _rate(draw, 0.2, 0.02, 0.2),
+    )
+
+
+def _settings(draw: random.Random) -> EngineSettings:
+    """Deadlines that come soon, a cap that does not; pieces of a page or two, or of everything."""
+    return EngineSettings(
+        piece_bytes=draw.choice((1, 40, 100, 1 << 20)),
+        bootstrap_timeout_s=BOOTSTRAP_S,
+        waiting_timeout_s=WAITING_S,
+        queued_timeout_s=WAITING_S,
+        moving_timeout_s=MOVING_S,
+        cap_timeout_s=CAP_S,
+        parked_ttl_s=PARKED_S,
+        digest=int(draw.random() < 0.1),
+    )
+
+
+def _faults(draw: random.Random) -> Faults:
+    rates = {name: _rate(draw, 0.15, 0.004, 0.2) for name in _FRAMES}
+    rates |= {name: _rate(draw, 0.15, 0.005, 0.2) for name in _WRITES}
+    return Faults(
+        reorder=_is(draw, 0.1), delay=_rate(draw, 0.08, 0.001, 0.02), late_s=draw.choice((1.0, 10.0)), **rates
+    )
+
+
+def _rate(draw: random.Random, often: float, low: float, high: float) -> float:
+    """0, or with probability `often` a rate between low and high, small ones as likely as large ones."""
+    on, share = draw.random() < often, draw.random()
+    return float(low * (high / low) ** share) if on else 0.0
+
+
+def _is(draw: random.Random, probability: float) -> bool:
+    return draw.random() < probability
