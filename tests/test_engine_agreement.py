@@ -10,11 +10,12 @@ import pytest
 from engine_bench import Bench, Plan, Shape, send_in, serve_another
 from mutants import Mutant, dies, named
 
-from kvrooms.engine import sends
+from kvrooms.engine import prefill_posting, sends
 from kvrooms.engine.decode import DecodeRoom
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.prefill import PrefillRoom
 from kvrooms.engine.prefill_core import PrefillCore
+from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.protocol.failure import Reason
 from kvrooms.statemachine import ledger
 
@@ -72,6 +73,42 @@ def test_numbers_of_pages_that_differ(has: int, wants: int, prefix: int, early: 
 
         receiver, sender = in_both_orders(bench, receive, send, order)
         disagree(bench, receiver, sender, f"pages: prefill has {has}, decode expects {wants}")
+
+
+def check_nothing_completes_before_the_totals() -> None:
+    """Decode has all that it asked for before the last send, and prefill's caller has more: nobody is DONE."""
+    for seed, order in itertools.product(range(6), range(3)):
+        bench = Bench(seed)
+        plan = bench.plan(3)
+
+        def send(bench: Bench = bench, plan: Plan = plan) -> PrefillRoom:
+            sender = bench.offer(plan, **WITHOUT_AUX)
+            for page in plan.source["kv"][:2]:
+                sender.send([page])
+                bench.settle()
+            return sender
+
+        def receive(bench: Bench = bench, plan: Plan = plan) -> DecodeRoom:
+            return bench.receive(plan, pages=plan.target["kv"][:2], **WITHOUT_AUX)
+
+        receiver, sender = in_both_orders(bench, receive, send, order)
+        bench.settle()
+        assert not receiver.poll().terminal
+        sender.send(plan.source["kv"][2:], last=True)
+        disagree(bench, receiver, sender, "pages: prefill has 3, decode expects 2")
+
+
+def test_decode_is_not_done_before_the_totals_were_compared() -> None:
+    check_nothing_completes_before_the_totals()
+
+
+@named([
+    Mutant(prefill_posting, "_completes_too_early", "not record.room.ledger.declared.complete", "False"),
+    Mutant(PrefillPosting, "_post", "writer.unposted -= sum(part.size for part in piece.parts)", "pass"),
+])  # fmt: skip
+def test_the_check_of_totals_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    dies(check_nothing_completes_before_the_totals)
 
 
 @pytest.mark.parametrize("order", range(3))

@@ -138,6 +138,23 @@ def test_a_caller_of_prefill_that_sends_no_more() -> None:
     assert receiver.failure.reason is Reason.DEADLINE_WAITING
 
 
+def check_kept_back(seed: int) -> None:
+    """A write that waits for the totals waits for prefill's caller: no transfer stands still."""
+    bench = Bench(seed)
+    plan = bench.plan(1)
+    receiver = bench.receive(plan, aux_index=None, moving_timeout_s=600)
+    sender = bench.offer(plan, aux_index=None, queued_timeout_s=50, moving_timeout_s=10)
+    sender.send(plan.source["kv"])
+    ended(bench, sender, Reason.DEADLINE_WAITING, 50, "room 7 was in KV", "handed over by the caller so far: 1 pages")
+    assert receiver.failure.reason is Reason.DEADLINE_WAITING
+
+
+def test_a_write_that_is_kept_back_is_no_stuck_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_kept_back(8)
+    Mutant(PrefillPosting, "_work", "self._idle_if_so(writer.record)", "pass").plant(monkeypatch)
+    dies(lambda: check_kept_back(8))
+
+
 def check_stuck(seed: int) -> None:
     """What is handed over and does not settle is a transfer that stands still, from whichever side it is looked at."""
     bench = Bench(seed)
@@ -182,7 +199,7 @@ def test_a_stuck_transfer_is_told_from_one_that_waits(check: Any) -> None:
 
 
 @named([
-    Mutant(PrefillPosting, "_settled", "self._step(record, Idle())", "pass"),
+    Mutant(PrefillPosting, "_idle_if_so", "self._step(record, Idle())", "pass"),
     Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at and ", ""),
     Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at", "False"),
     Mutant(PrefillCore, "_bind", "self._step(record, Queued())", "pass"),

@@ -159,6 +159,28 @@ def test_a_second_metadata_for_a_room_ends_the_first_and_waits_for_the_next_life
     assert [a.grant for a in hand.heard(wire.Accept)] == [1, 2]
 
 
+def test_a_second_metadata_does_not_end_a_room_that_only_has_to_settle() -> None:
+    """Decode has everything, is DONE, and uses the number again, before prefill has heard that its writes are over."""
+    bench = Bench(5)
+    hand = HandDecode(bench).join()
+    bench.world.writes_held = True
+    sender = offered(bench)
+    hand.say(hand.metadata(1))
+    bench.settle()
+    hand.say(hand.metadata(2))
+    bench.settle()
+    assert not sender.poll().terminal
+    bench.world.writes_held = False
+    bench.finish(sender)
+    assert sender.poll() is Status.DONE
+    sender.close()
+    bench.settle()
+    again = offered(bench)
+    bench.finish(again)
+    assert again.poll() is Status.DONE
+    assert [a.grant for a in hand.heard(wire.Accept)] == [1, 2]
+
+
 def test_an_older_metadata_that_comes_late_does_not_end_a_newer_one() -> None:
     bench = Bench(6)
     hand = HandDecode(bench).join()

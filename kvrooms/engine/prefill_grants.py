@@ -63,10 +63,11 @@ class PrefillGrants(PrefillPosting):
             if bound.number > writer.number:
                 self._refuse_grant(writer, f"{writer.key} is bound to a newer grant ({bound.number})")
                 return
-            detail = f"decode asked again for {writer.key} (grant {writer.number})"
-            self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
+            if not _all_posted(bound):
+                detail = f"decode asked again for {writer.key} (grant {writer.number})"
+                self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
             record = None
-        # A room that is DONE, or was superseded, says nothing to a new grant: that waits for the room's next life.
+        # A room that is DONE or will be, or was superseded, says nothing to a new grant: that waits for its next life.
         if record is None or record.room.phase is Phase.DONE:
             self._park(writer)
         else:
@@ -145,3 +146,10 @@ class PrefillGrants(PrefillPosting):
             self._fail(writer.record, On.PEER_FAILED, Failure(body.reason, body.detail, "peer"))
         self._unpark(writer)
         self._drain(writer, DrainEvent.VOIDED)
+
+
+def _all_posted(writer: Writer) -> bool:
+    """Whether a grant only has to settle: decode may have all of it, be DONE, and use the room's number again."""
+    record = writer.record
+    assert record is not None
+    return record.room.ledger.declared.complete and not writer.unposted

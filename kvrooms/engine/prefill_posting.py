@@ -60,8 +60,10 @@ class PrefillPosting(PrefillLinks):
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
             writer = self._ready.popleft()
             piece = writer.outbox.peek(writer.wanted) if writer.drain.state is Drain.OPEN else None
-            if piece is None:
+            if piece is None or _completes_too_early(writer, piece):
                 writer.ready = False
+                if piece is not None:
+                    self._idle_if_so(writer.record)
                 continue
             self._ready.append(writer)
             if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
@@ -97,6 +99,7 @@ class PrefillPosting(PrefillLinks):
 
     def _post(self, writer: Writer, piece: Piece) -> None:
         writer.outbox.take()
+        writer.unposted -= sum(part.size for part in piece.parts)
         following = None if piece.parts else writer.outbox.peek(writer.wanted)
         if piece.parts or (following is not None and following.ordered):
             self._rouse(writer.peer)  # so that it sees the report, or so that these writes settle before the next
@@ -167,7 +170,11 @@ class PrefillPosting(PrefillLinks):
         record.bytes += piece.bytes
         for kind, component, first, size in piece.parts:
             self._step(record, Settled(0, kind, component, first, first + size))
-        if record.room.phase not in TERMINAL and not any(map(_busy, record.writers)):
+        self._idle_if_so(record)
+
+    def _idle_if_so(self, record: PrefillRecord | None) -> None:
+        """Once all that can be posted has settled, what follows is the caller's turn."""
+        if record is not None and record.room.phase not in TERMINAL and not any(map(_busy, record.writers)):
             self._step(record, Idle())
 
     def _queued(self, record: PrefillRecord) -> bool:
@@ -191,5 +198,18 @@ class PrefillPosting(PrefillLinks):
 
 
 def _busy(writer: Writer) -> bool:
-    """Whether something of a grant is posted, or is still to be."""
-    return writer.drain.posted > 0 or writer.outbox.peek(writer.wanted) is not None
+    """Whether something of a grant is posted, or can be."""
+    if writer.drain.posted > 0:
+        return True
+    piece = writer.outbox.peek(writer.wanted)
+    return piece is not None and not _completes_too_early(writer, piece)
+
+
+def _completes_too_early(writer: Writer, piece: Piece) -> bool:
+    """Whether decode would be DONE by this piece while prefill's caller may still say that there is more.
+
+    The totals come with the last send at the latest, and decode is not to be DONE before they were compared.
+    """
+    record = writer.record
+    completes = sum(part.size for part in piece.parts) == writer.unposted
+    return completes and record is not None and not record.room.ledger.declared.complete

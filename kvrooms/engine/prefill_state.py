@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..protocol.events import Timer
 from ..protocol.identity import RoomKey, agent_name
+from ..protocol.intervals import size
 from ..protocol.layout import Regions
 from ..protocol.plan import DescriptorTable, Piece
 from ..protocol.status import Phase
@@ -67,6 +68,8 @@ class Writer:
         self.ready = False
         self.voided_at = 0.0
         self.posted_bytes = 0
+        manifest = wanted.manifest
+        self.unposted = size(manifest.kv) + bool(manifest.aux) + sum(count for _, count in manifest.state)
 
     @property
     def held(self) -> Held:
