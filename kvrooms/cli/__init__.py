@@ -1,4 +1,4 @@
-"""The command line: `kvrooms bootstrap | demo | bench | soak | conformance | spec`.
+"""The command line: `kvrooms bootstrap | demo | bench | soak | fuzz | conformance | spec`.
 
 Each command imports its implementation when it runs: `kvrooms --help` costs no torch.
 """
@@ -122,6 +122,25 @@ def soak(
     from ..soak.run import main as run
 
     raise typer.Exit(run(SoakOptions(rooms=rooms, fault_rate=fault_rate, seconds=seconds, seed=seed, json=json)))
+
+
+@app.command()
+def fuzz(
+    inputs: Annotated[int, typer.Option(min=0, help="How many inputs to the decoders.")] = 200_000,
+    messages: Annotated[int, typer.Option(min=0, help="How many hostile messages to live engines.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="All inputs and messages follow from it.")] = 1,
+    first: Annotated[int, typer.Option(min=0, help="The number of the first input.")] = 0,
+    json: _Json = False,
+    replay: Annotated[str | None, typer.Option(help="One input, DECODER:HEX, and nothing else.")] = None,
+) -> None:
+    """Feed every decoder what it must not bear, then attack live engines while honest rooms run between them.
+
+    The last line of standard output is one JSON object; exit status 1 when anything was found.
+    """
+    from ..fuzz.run import FuzzOptions
+    from ..fuzz.run import main as run
+
+    raise typer.Exit(run(FuzzOptions(inputs, messages, seed, first, json=json, replay=replay)))
 
 
 @app.command()
