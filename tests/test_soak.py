@@ -346,6 +346,16 @@ def test_the_time_from_a_kill_counts_the_rooms_that_had_found_their_peer():
         assert (len(tally.failed_after_s) > before) is counts, one
     assert tally.kill_p99_s == pytest.approx(2.9)
     assert not tally.ok()
+    assert "after the kill of p1" in tally.slow[0]
+
+
+def test_rooms_are_judged_from_the_death_that_the_kernel_may_be_late_with():
+    tally = Tally()
+    tally.incidents.append(Incident("kill", "p1", 10.5, 15.5, died=13.3))
+    tally.take(carried(PLAIN, end("decode", "failed", 13.4)))
+    assert tally.kill_p99_s == pytest.approx(2.9)
+    assert tally.ok()
+    assert "took 2.80 s to end" in next(iter(tally.complaints()))
 
 
 def test_progress_and_table_speak_of_everything():

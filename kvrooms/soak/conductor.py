@@ -235,7 +235,8 @@ class Conductor:
     # -- what is done to processes -----------------------------------------------------------------------------------
 
     def _kill(self, seat: Seat) -> None:
-        incident = Incident("kill", seat.name, self._seats.kill(seat))
+        began, died = self._seats.kill(seat)
+        incident = Incident("kill", seat.name, began, died=died)
         self.tally.kills += 1
         self.tally.incidents.append(incident)
         self._drain_pipe(seat)

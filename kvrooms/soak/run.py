@@ -53,7 +53,7 @@ def main(options: SoakOptions) -> int:
     """Run, and print the report as the last line of standard output. Returns the exit status: 0 if everything held."""
     with Progress(sys.stderr, options.rooms, plain=options.json) as progress:
         report, tally = soak(options, progress)
-        for line in [*tally.table(), *(f"WRONG: {words}" for words in tally.complaints())]:
+        for line in [*tally.table(), *tally.complaints()]:
             progress.say(line)
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()

@@ -12,6 +12,7 @@ from .procs import Process, ProcessError, Processes
 from .sides import control_port
 
 _STOP_LIMIT_S = 5.0
+_END_LIMIT_S = 30.0
 
 
 class State(enum.Enum):
@@ -74,13 +75,13 @@ class Seats:
         seat.state = State.STARTING
         seat.process = self._processes.start(seat.name, start)
 
-    def kill(self, seat: Seat) -> float:
-        """SIGKILL, and wait for the end. Returns when the signal was sent, in monotonic seconds."""
+    def kill(self, seat: Seat) -> tuple[float, float]:
+        """SIGKILL, and wait for the end. Returns when it was sent and when it had worked, in monotonic seconds."""
         seat.state, seat.killed = State.STARTING, True
         began = time.monotonic()
         seat.running.signal(signal.SIGKILL)
-        seat.running.ended(_STOP_LIMIT_S)
-        return began
+        seat.running.ended(_END_LIMIT_S)
+        return began, time.monotonic()
 
     def stop(self, seat: Seat) -> float:
         """SIGSTOP, and wait until the kernel says so. Returns when the signal was sent, in monotonic seconds."""
