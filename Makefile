@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 TREE := build/tree
 PYTEST_ARGS ?=
 
-.PHONY: help demo test setup lint format types layers tree spec-check docs-spec tests check-deep bench clean
+.PHONY: help demo test setup lint format types layers tree spec-check docs-spec tests verify-quick verify check-deep bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,7 @@ help: ## List the targets
 demo: $(STAMP) ## Move real models' caches over real NIXL; the last line is one JSON object
 	@timeout 600 $(BIN)/kvrooms demo
 
-test: $(STAMP) lint types layers spec-check tests ## Everything that must hold for a change: what CI runs
+test: $(STAMP) lint types layers spec-check tests verify-quick ## Everything that must hold for a change: what CI runs
 
 setup: $(STAMP) ## Make .venv and install the locked versions
 
@@ -71,6 +71,12 @@ docs-spec: $(STAMP) ## Write docs/spec.md from the running tables
 
 tests: $(STAMP) ## Tests; every branch of protocol/ and statemachine/ must be reached
 	timeout 900 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)
+
+verify-quick: $(STAMP) ## The properties of the rooms, in about a minute
+	timeout 400 $(BIN)/kvrooms verify --quick
+
+verify: $(STAMP) ## The properties of the rooms, in about ten minutes
+	timeout 1800 $(BIN)/kvrooms verify
 
 check-deep: $(STAMP) ## The long versions of the tests
 	timeout 3600 $(BIN)/pytest -m "deep or not deep" --hypothesis-profile=kvrooms-deep --timeout=900 $(PYTEST_ARGS)

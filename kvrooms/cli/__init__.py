@@ -1,4 +1,4 @@
-"""The command line: `kvrooms bootstrap | demo | bench | soak | fuzz | conformance | spec`.
+"""The command line: `kvrooms bootstrap | demo | bench | soak | fuzz | verify | conformance | spec`.
 
 Each command imports its implementation when it runs: `kvrooms --help` costs no torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -141,6 +141,38 @@ def fuzz(
     from ..fuzz.run import main as run
 
     raise typer.Exit(run(FuzzOptions(inputs, messages, seed, first, json=json, replay=replay)))
+
+
+@app.command()
+def verify(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look in about a minute: smaller scopes, fewer rooms.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Ten times as many states, and hypothesis by the hour.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="With --deep: how long hypothesis searches. Default: 60.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Replay one simulated run exactly, with its timeline, and nothing else.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes at a time.")] = 2,
+    json: _Json = False,
+) -> None:
+    """Show the properties of the rooms on the code that runs: exploration, simulation, hypothesis, mutants.
+
+    Exit status 0 when every property holds, 1 when one is broken, 2 when one could not be shown.
+    """
+    if quick and deep:
+        raise typer.BadParameter("--quick and --deep exclude each other")
+    if minutes is not None and not deep:
+        raise typer.BadParameter("--minutes goes with --deep")
+    from .verify import main as run
+    from .verify import main_seed
+
+    if seed is not None:
+        raise typer.Exit(main_seed(seed, json=json))
+    scope: Literal["quick", "default", "deep"] = "quick" if quick else "deep" if deep else "default"
+    raise typer.Exit(run(scope=scope, minutes=minutes, json=json, workers=workers))
 
 
 @app.command()
