@@ -14,6 +14,7 @@ from .stage import Broken, Live, Stage
 from .subject import SIDES, Shape, Side, Subject
 
 _ABANDONED_MAX = 3
+_TOGETHER_MAX = 4
 
 
 # -- SMOKE: an ordinary room works ---------------------------------------------------------------------------------
@@ -79,8 +80,8 @@ def _exits(stage: Stage, plan: Plan) -> bool:
 
 @st.composite
 def _agreements(draw: Any, subject: Subject, shape: Shape) -> Plan:
-    """One to three rooms at once, in any spelling."""
-    count = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    """One to four rooms at once, in any spelling."""
+    count = draw(st.integers(1, _TOGETHER_MAX))
     some = [rooms(subject.traits, shape, ordinary=False) for _ in range(count)]
     plan: Plan = draw(plans(subject.traits, *some))
     return plan

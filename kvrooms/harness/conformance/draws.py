@@ -72,9 +72,9 @@ def rooms(draw: Any, traits: Traits, shape: Shape, *, ordinary: bool = True) -> 
     chunks = draw(st.lists(st.integers(1, _CHUNK_PAGES_MAX), min_size=1, max_size=3 if traits.chunks else 1))
     if traits.zero_pages and not ordinary and draw(st.integers(0, 7)) == 7:
         chunks = [0]
-    least = {"always": 1, "when_indexed": 1 if ordinary else 0}
-    most = {"always": 1, "when_indexed": 2}
-    state = tuple(draw(st.integers(least[one.owed], most[one.owed])) for one in shape.state)
+    indexed = (1, 2) if ordinary else (0, 1, 0, 2)
+    counts = {"always": st.just(1), "when_indexed": st.sampled_from(indexed)}
+    state = tuple(draw(counts[one.owed]) for one in shape.state)
     if ordinary:
         prefill, decode = plain(traits.prefill_spellings), plain(traits.decode_spellings)
     else:

@@ -75,7 +75,7 @@ def _fewer(chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _plainer(form: Form, spellings: frozenset[Spelling]) -> Iterator[Form]:
     candidates = [Form("list"), Form("list", form.entries), form._replace(entries=form.entries[:1])]
-    plain: tuple[Entry, ...] = ("list",) * len(form.entries)
+    plain: tuple[Entry, ...] = tuple("list" for _ in form.entries)
     candidates += [form._replace(entries=form.entries[:-1]), form._replace(entries=plain)]
     for candidate in candidates:
         if candidate != form and allowed(candidate, spellings):

@@ -27,9 +27,9 @@ from .spelling import fitted, spelled
 from .stage import Broken, Live, Stage
 from .subject import SIDES, Shape, Subject, Unsupported
 
-_EXAMPLES_MIN = 3
+_EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
 _SHRINK_SHARE = 3
-_CONFIRM = 2
+_CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
 
 
@@ -207,6 +207,7 @@ class _Search:
         self.shape = shape
         self.effort = effort
         self.deadline = deadline
+        self.least = _EXAMPLES_MIN if check.share <= 1 else _EXAMPLES_MIN_BROAD
         self.known: dict[Plan, bool] = {}
         self.broken: list[Found] = []
         self.examples = 0
@@ -256,7 +257,7 @@ class _Search:
     def _fails(self, plan: Plan) -> bool:
         if plan in self.known:
             return self.known[plan]
-        if time.monotonic() > self.deadline and (self.broken or self.examples >= _EXAMPLES_MIN):
+        if time.monotonic() > self.deadline and (self.broken or self.examples >= self.least):
             return False
         patience_s = self.effort.patience_s / (_SHRINK_SHARE if self.broken else 1)
         found = self.session.play(self.check, self.shape, plan, patience_s=patience_s)
@@ -273,8 +274,15 @@ class _Search:
         return broke
 
     def confirm(self, found: Found) -> Found | bool:
-        """Play it once more, with all the patience there is."""
-        return self.session.play(self.check, found.shape, found.plan, patience_s=self.effort.patience_s * _CONFIRM)
+        """Play it again on a fresh start with more patience; where threads race, up to a few times."""
+        last: Found | bool = False
+        for _ in range(1 if self.session.subject.traits.simulated else _CONFIRM_TRIES):
+            self.session.stop()
+            patience_s = self.effort.patience_s * _CONFIRM
+            last = self.session.play(self.check, found.shape, found.plan, patience_s=patience_s)
+            if isinstance(last, Found):
+                break
+        return last
 
 
 def _line(said: Mapping[str, str]) -> str:
