@@ -325,7 +325,7 @@ def _verdict(session: Session, check: Check, search: _Search, examples: int, sta
         reason = f"seen but not seen again: {search.broken[-1].summary}"
         return Outcome(check.id, None, examples, reason, seconds=seconds)
     name = f"{session.subject.name} {session.subject.version}".strip()
-    source = f"kvrooms conformance, {name}, --property {check.id} --seed {session.effort.seed}"
+    source = f"the conformance suite on {name}, seed {session.effort.seed}"
     counterexample = Counterexample(check.id, last.summary, source, last.input, last.timeline)
     return Outcome(
         check.id, ok=False, examples=examples, reason=last.summary, counterexample=counterexample, seconds=seconds
