@@ -23,7 +23,7 @@ _TICK_S = 0.2
 _ABANDON_S = 2.5
 _RECOVER_S = 1.0
 _DEFERRED_MOST = 2
-_KILL_WITHIN_S = 0.03
+_KILL_WITHIN_S = 0.08
 _SHORT_STALL_S = (0.05, 1.0)
 
 
@@ -53,6 +53,8 @@ class Conductor:
         self._open: dict[int, Carried] = {}
         self._next = 0
         self._deferred: deque[Plan] = deque()
+        self._kill_every = kill_every
+        self._kill_due = 0
         self._killing: deque[Side] = deque()
         self._incident: Seat | None = None
         self._recovering: set[int] = set()
@@ -192,9 +194,10 @@ class Conductor:
         if self._deferred and (self._incident is None or not _stops(self._deferred[0])):
             return self._deferred.popleft()
         while self._next < self.rooms and len(self._deferred) < _DEFERRED_MOST and not self._all_issued(began):
+            if self._killing and self._next > self._kill_due + self._kill_every // 8:
+                return None  # rooms are to be under way when a process dies, so they do not run ahead
             if self._next in self._kills:
-                if self._killing:  # rooms are to be under way when a process dies, so they do not run ahead
-                    return None
+                self._kill_due = self._next
                 self._killing.append(self._kills.pop(self._next))
                 if self._incident is None:
                     self._kill_next()

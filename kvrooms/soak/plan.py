@@ -199,9 +199,9 @@ def _injury(draw: random.Random, config: Config, sends: int) -> Injury | None:
 
 
 def kill_numbers(config: Config, rooms: int, every: int) -> dict[int, Side]:
-    """Rooms whose prefill or decode process is killed: one in each full `every` rooms, with its side."""
+    """Rooms at which a process is killed, with its side: one in each full `every` rooms, while rooms are left."""
     draw = random.Random(f"kvrooms soak {config.seed} kills")
     kills: dict[int, Side] = {}
     for first in range(0, rooms - every + 1, every):
-        kills[first + draw.randrange(every // 4, every)] = draw.choice(("prefill", "decode"))
+        kills[first + draw.randrange(every // 4, every - every // 4)] = draw.choice(("prefill", "decode"))
     return kills
