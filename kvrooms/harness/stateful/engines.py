@@ -7,8 +7,7 @@ everything must end: without a timer, unless a fault has happened that nobody co
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -16,31 +15,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from hypothesis.strategies import SearchStrategy
 
-from ...engine.settings import EngineSettings
 from ...protocol.status import Status
 from ..faults import Faults
 from ..simulate.memory import Shape, Side
 from ..strategies import Schedule, faults, schedules, shapes
 from ..world import Stuck
-from .base import Broken, Machine
+from .base import Machine
 from .callers import WHO, Deal, Who, Wish, wishes
-from .stage import Stage, cells_of_engines, waiting_turns
+from .stage import SHORT, Stage, running, settle, waiting_turns
 
-SHORT = EngineSettings(
-    piece_bytes=40,
-    bootstrap_timeout_s=12,
-    waiting_timeout_s=20,
-    queued_timeout_s=20,
-    moving_timeout_s=15,
-    cap_timeout_s=60,
-    parked_ttl_s=8,
-)
-"""Deadlines that come soon, and pieces of a page or two."""
 ROOMS_MAX = 6
 LATE_S = 400.0
 RECONNECT_S = 3.0
-OURS = (NameError, TypeError, AttributeError, ImportError, SyntaxError)
-"""Exceptions that say nothing of a property: a fault in the harness, or code that cannot run at all."""
 some_side = st.sampled_from(WHO)
 some_number = st.integers(0, 7)
 some_steps = st.sampled_from([8, 0, 1, 3, 20, 50])
@@ -127,17 +113,6 @@ class Engines(Machine):
             elif sent == "pieces":
                 self.deals[-1].send_piecewise()
         self.world.writes_held = held
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """The world runs: an engine must not break down, whatever happens to it."""
-        try:
-            with cells_of_engines(self):
-                yield
-        except (Broken, Stuck, *OURS):
-            raise
-        except Exception as error:  # noqa: BLE001 - it would have ended the engine's thread, and all rooms with it
-            self.fail("L4", f"an engine breaks down: {error!r}")
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
@@ -226,7 +201,7 @@ class Engines(Machine):
         assert room is not None
         self.note(f"{side} caller", "call", f"{deal}: failure_exception()", deal.sides[side].name)
         held, first = engine.tables()["keys"], room.failure
-        with self.running(), waiting_turns(self.world):
+        with running(self), waiting_turns(self.world):
             raised = deal.raised(side)
         self.check("C2", raised is not None and raised.failure == first, f"{deal} failed: {first}; raised: {raised}")
         left = engine.tables()["keys"]
@@ -241,7 +216,7 @@ class Engines(Machine):
         """Things happen, no time passes."""
         if count:
             self.note("world", "call", f"up to {count} things happen")
-        with self.running():
+        with running(self):
             self.stage.steps(count)
 
     @act("any", seconds=st.sampled_from([0.3, 2.0, 9.0, 25.0]))
@@ -254,7 +229,7 @@ class Engines(Machine):
         self.note("world", "timer", f"{seconds} s pass")
         end = self.world.now + seconds
         self._disturb(silent=True)
-        with self.running():
+        with running(self):
             while self.world.now < end and self.world.step(timers=True):
                 pass
 
@@ -318,7 +293,7 @@ class Engines(Machine):
         self.note("world", "fault", f"{side.name} is killed, another comes in its place")
         for deal in self.deals:
             deal.died(side)
-        with self.running():
+        with running(self):
             self.stage.kill_and_replace(side)
         self._disturb(silent=True)
 
@@ -356,7 +331,7 @@ class Engines(Machine):
     def teardown(self) -> None:
         """The evening: nothing goes wrong any more, and everything ends."""
         if self.began and not self.broken and sys.exc_info()[0] is None:
-            with self.running():
+            with running(self):
                 self._evening()
         super().teardown()
 
@@ -394,7 +369,7 @@ class Engines(Machine):
     def _quiet(self) -> None:
         """Let everything happen that can; with a pause, if connections have to be made again."""
         end = self.world.now + RECONNECT_S * (self.silent or self.apart)
-        self.stage.settle()
+        settle(self, self.world)
         while self.world.now < end and self.world.step(timers=True):
             pass
 

@@ -9,18 +9,32 @@ from typing import Any
 from unittest import mock
 
 from ...engine import handle
+from ...engine.settings import EngineSettings
 from ...protocol import wire
 from ...protocol.errors import WireError
 from ...transport.ports import CloseCause
 from ..channel import SimChannel
 from ..simulate.bench import Bench
 from ..simulate.memory import Held, Shape, Side
-from ..world import World
-from .base import Machine
+from ..world import Stuck, World
+from .base import Broken, Machine
 
 _IN_USE = ("rooms", "grants", "parked", "posted", "keys", "claims", "tickets", "in_flight")
 _QUIET = (wire.Ping, wire.Pong, wire.Hello, wire.Welcome)
+SHORT = EngineSettings(
+    piece_bytes=40,
+    bootstrap_timeout_s=12,
+    waiting_timeout_s=20,
+    queued_timeout_s=20,
+    moving_timeout_s=15,
+    cap_timeout_s=60,
+    parked_ttl_s=8,
+)
+"""Deadlines that come soon, and pieces of a page or two."""
 _ENOUGH = 5
+STEPS_MAX = 20_000
+OURS = (NameError, TypeError, AttributeError, ImportError, SyntaxError)
+"""Exceptions that say nothing of a property: a fault in the harness, or code that cannot run at all."""
 
 
 class Stage(Bench):
@@ -123,6 +137,26 @@ def waiting_turns(world: World) -> Iterator[None]:
 
     with mock.patch.object(handle, "_Gate", Gate):
         yield
+
+
+def settle(machine: Machine, world: World) -> None:
+    """Let everything happen that needs no timer; it must come to an end."""
+    for _ in range(STEPS_MAX):
+        if not world.step():
+            return
+    machine.fail("L2", f"without a timer, a fault or a caller the engines go on for ever: {world.state()}")
+
+
+@contextmanager
+def running(machine: Machine) -> Iterator[None]:
+    """The world runs, cells are counted. An engine must not break down, whatever happens to it."""
+    try:
+        with cells_of_engines(machine):
+            yield
+    except (Broken, Stuck, *OURS):
+        raise
+    except Exception as error:  # noqa: BLE001 - it would have ended the engine's thread, and all rooms with it
+        machine.fail("L4", f"an engine breaks down: {error!r}")
 
 
 _STEPS: dict[str, tuple[str, Callable[[Any], Any]]] = {
