@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -18,20 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..protocol.errors import WireError
-from ..protocol.registration import format_address, parse_address
+from ..protocol.registration import parse_address
 from ..protocol.wire import FRAME_MAX
 from .ports import ChannelEvent, CloseCause, Closed, Opened
-from .tcp_link import (
-    CHUNK,
-    FIRST_FRAME_MAX,
-    Link,
-    Target,
-    connect_failure,
-    connecting,
-    listening,
-    resolve,
-    verdict,
-)
+from .tcp_door import Door
+from .tcp_link import CHUNK, FIRST_FRAME_MAX, Link, Target, connect_failure, connecting, resolve, verdict
+from .tcp_listen import Listener
 
 __all__ = ["FIRST_FRAME_MAX", "TcpChannel"]
 
@@ -50,13 +41,20 @@ class TcpChannel:
     """Ordered frames over TCP. `listen` is (host, port) or None; port 0 lets the system choose.
 
     max_connections: further ones are closed on arrival. backlog_limit: with more bytes than that queued to a peer that
-    does not read, its connection is given up. Raises OSError when it cannot listen.
+    does not read, its connection is given up. door: what both ends must prove before the first frame. Raises OSError
+    when it cannot listen.
     """
 
     def __init__(
-        self, listen: tuple[str, int] | None, *, max_connections: int = 1024, backlog_limit: int = _BACKLOG_LIMIT
+        self,
+        listen: tuple[str, int] | None,
+        *,
+        max_connections: int = 1024,
+        backlog_limit: int = _BACKLOG_LIMIT,
+        door: Door | None = None,
     ) -> None:
-        self._listener = listening(*listen) if listen is not None else None
+        self._listener = Listener(*listen) if listen is not None else None
+        self._door = door or Door()
         self._max_connections = max_connections
         self._backlog_limit = backlog_limit
         self.refused = 0
@@ -69,20 +67,20 @@ class TcpChannel:
         self._events: list[ChannelEvent] = []
         self._resolved: deque[tuple[int, list[Target], str]] = deque()
         self._sleeping = self._woken = self._closed = False
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._bell, self._hammer = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._selector.register(self._bell, _READ)
         if self._listener is not None:
-            self._selector.register(self._listener, _READ)
+            self._selector.register(self._listener.socket, _READ)
 
     @property
     def address(self) -> str:
         """The "host:port" that it listens on; "" if it does not listen."""
-        if self._listener is None:
-            return ""
-        host, port = self._listener.getsockname()[:2]
-        return format_address(host, port)
+        return self._listener.address if self._listener is not None else ""
+
+    def counters(self) -> dict[str, int]:
+        """How many connections were not let in, by reason."""
+        return {"connections refused: too many": self.refused, **self._door.counts}
 
     # -- the port ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +140,7 @@ class TcpChannel:
             self._events.append(Closed(connection, CloseCause.LOCAL, words))
             self._write(link)
         else:
+            self._door.forget(link)
             self._end(link, CloseCause.LOCAL, words)
 
     def poll(self) -> Sequence[ChannelEvent]:
@@ -160,6 +159,8 @@ class TcpChannel:
             if (waiting := self._links.get(number)) is not None:
                 waiting.targets = targets
                 self._connect(waiting, words)
+        for late in self._door.late():
+            self._end(late, CloseCause.TIMED_OUT, "it has not proven itself in time")
         if self._lingering:
             now = time.monotonic()
             # One with words that the peer has not taken keeps its socket: without them its end would be misread.
@@ -176,7 +177,7 @@ class TcpChannel:
             return
         self._closed = True
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            self._selector.unregister(self._listener.socket)
             self._listener.close()
         for number in list(self._links):
             self.close(number)
@@ -191,7 +192,6 @@ class TcpChannel:
         self._selector.close()
         self._bell.close()
         self._hammer.close()
-        os.close(self._spare)
 
     # -- sleep and wake ----------------------------------------------------------------------------------------------
 
@@ -201,6 +201,7 @@ class TcpChannel:
             return
         if self._lingering:
             timeout_s = min(timeout_s, _LINGER_S)
+        timeout_s = self._door.patience_s(timeout_s)
         # The order matters. We announce the sleep, then look for a wake; `wake` leaves its mark, then looks for a
         # sleep. So at least one of the two sees the other. What a wake is about was queued before it, and our caller
         # looks at its queues after this method: a mark that is wiped below is never a wake lost.
@@ -237,7 +238,10 @@ class TcpChannel:
     def _connect(self, link: Link, words: str) -> None:
         """Try the next address of a connection that is being dialled; `words`: how the last one failed."""
         while link.targets:
-            link.socket, words = connecting(link.targets.pop(0))
+            target = link.targets.pop(0)
+            if words := self._door.forbidden(target):
+                continue
+            link.socket, words = connecting(target)
             if link.socket is not None:
                 link.watch(self._selector, _WRITE)
                 return
@@ -246,8 +250,14 @@ class TcpChannel:
     def _open(self, link: Link, made: socket.socket) -> None:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket = made
-        link.opened = True
         link.watch(self._selector, _READ)
+        for late in self._door.receive(link):
+            self._end(late, CloseCause.TIMED_OUT, "others came after it, and it has not proven itself")
+        if link.proof is None:
+            self._let_in(link)
+
+    def _let_in(self, link: Link) -> None:
+        link.opened = True
         self._events.append(Opened(link.number, link.inbound, link.address))
         if link.queued:
             self._dirty[link] = None
@@ -267,34 +277,21 @@ class TcpChannel:
         """Accept one connection. Whether there may be more."""
         assert self._listener is not None
         try:
-            made, address = self._listener.accept()
-        except BlockingIOError:
-            return False
+            accepted = self._listener.accept()
         except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE}:
-                self._turn_away()
+            self.refused += error.errno in {errno.EMFILE, errno.ENFILE}
             return False
+        if accepted is None:
+            return False
+        made, address = accepted
         if len(self._links) + len(self._lingering) + len(self._held) >= self._max_connections:
             self.refused += 1
             made.close()
             return True
-        made.settimeout(0)
-        link = Link(next(self._numbers), format_address(*address[:2]), inbound=True)
+        link = Link(next(self._numbers), address, inbound=True)
         self._links[link.number] = link
         self._open(link, made)
         return True
-
-    def _turn_away(self) -> None:
-        """Out of file descriptors. Left in the queue, the stranger would wake us for ever: let him in and close."""
-        assert self._listener is not None
-        log.warning("out of file descriptors: a connection is refused")
-        os.close(self._spare)
-        try:
-            self._listener.accept()[0].close()
-            self.refused += 1
-        except OSError:
-            pass
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     # -- reading and writing -----------------------------------------------------------------------------------------
 
@@ -320,6 +317,12 @@ class TcpChannel:
             if link.until:
                 continue
             try:
+                if link.proof is not None:
+                    rest = self._door.hear(link, data)
+                    if rest is None:
+                        continue
+                    self._let_in(link)
+                    data = rest
                 link.split(data, self._events)
             except WireError as error:
                 ended = (CloseCause.BAD_FRAME, f"{link.address}: {error}")
@@ -368,8 +371,11 @@ class TcpChannel:
             self._end(link, *(known or (CloseCause.TIMED_OUT, f"{link.address}: it broke, and nobody knows how")))
 
     def _end(self, link: Link, cause: CloseCause, detail: str) -> None:
+        if link.proof is not None:  # whoever that was: its end proves nothing about a peer
+            cause, detail = CloseCause.UNREACHABLE, self._door.turn_away(link, detail)
         if self._links.pop(link.number, None) is not None:
-            self._events.append(Closed(link.number, cause, detail))
+            if link.opened or not link.inbound:
+                self._events.append(Closed(link.number, cause, detail))
             if cause in _OURS and link.opened and link.socket is not None:
                 self._hold(link)
                 return

@@ -8,8 +8,10 @@ import selectors
 import socket
 from collections import deque
 
+from ..protocol.errors import WireError
 from ..protocol.wire import FRAME_MAX, PREFIX_LENGTH, frame_length
 from .ports import ChannelEvent, CloseCause, FrameIn
+from .tcp_auth import MAGIC, TAG_LENGTH, WANTED, Proof, Session
 
 FIRST_FRAME_MAX = 4 * 2**20
 """The longest first frame of a connection, in bytes: nobody has introduced himself yet."""
@@ -24,7 +26,8 @@ Target = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]
 class Link:
     """A connection. `socket` is None before it is dialled and after its end.
 
-    targets: addresses still to be tried. watched: what the selector looks for. until: when a lingering one is given up.
+    targets: addresses still to be tried. watched: what the selector looks for. until: when a lingering one is given up,
+    or one that has not proven itself. proof: the exchange that comes before the first frame, where there is a secret.
     """
 
     __slots__ = (
@@ -32,10 +35,12 @@ class Link:
         "_need",
         "_out",
         "_partial",
+        "_session",
         "address",
         "inbound",
         "number",
         "opened",
+        "proof",
         "queued",
         "socket",
         "targets",
@@ -57,13 +62,24 @@ class Link:
         self._limit = FIRST_FRAME_MAX
         self._partial = bytearray()
         self._need = 0
+        self._session: Session | None = None
+        self.proof: Proof | None = None
+
+    def prove(self, session: Session) -> None:
+        """Both ends have proven themselves: from now on every frame has its digest, those that wait already too."""
+        self._session = session
+        waiting = [bytes(frame) for frame in self._out]
+        self.discard()
+        for frame in waiting:
+            self.push(frame)
 
     def split(self, data: bytes, events: list[ChannelEvent]) -> None:
         """Cut frames off the stream, after what is left of earlier pieces. Raises WireError after the good ones.
 
         A long frame in many pieces is collected once, and not copied at each of them.
         """
-        partial = self._partial
+        session, partial = self._session, self._partial
+        tail = TAG_LENGTH if session is not None else 0
         if partial:
             partial += data
             if len(partial) < self._need:
@@ -74,18 +90,27 @@ class Link:
         self._need = PREFIX_LENGTH
         while size - at >= PREFIX_LENGTH:
             start = at + PREFIX_LENGTH
-            end = start + frame_length(data[at:start], self._limit)
-            if end > size:
-                self._need = end - at
+            try:
+                end = start + frame_length(data[at:start], self._limit)
+            except WireError:
+                if data[at:start] != MAGIC:
+                    raise
+                raise WireError("authentication", WANTED) from None
+            if end + tail > size:
+                self._need = end + tail - at
                 break
+            if session is not None:
+                session.check(data[at:end], data[end : end + tail])
             events.append(FrameIn(self.number, data[start:end]))
             self._limit = FRAME_MAX
-            at = end
+            at = end + tail
         if at < size:
             self._partial += data[at:] if at else data
 
     def push(self, frame: bytes) -> None:
         """Queue a frame."""
+        if self._session is not None:
+            frame += self._session.seal(frame)
         self._out.append(frame)
         self.queued += len(frame)
 
@@ -179,20 +204,6 @@ def connect_failure(made: socket.socket) -> str:
         return "nobody listens there" if made.getsockname() == made.getpeername() else ""
     except OSError as error:
         return in_words(error.errno or errno.ENOTCONN)
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A nonblocking listening socket. Raises OSError."""
-    family, target = resolve(host, port, socket.AI_PASSIVE)[0]
-    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(target)
-        made.listen(1024)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def in_words(code: int) -> str:
