@@ -286,6 +286,8 @@ def _disagreements(subject: Subject, shape: Shape) -> st.SearchStrategy[Plan]:
 def _both_fail(stage: Stage, plan: Plan) -> bool:
     [live] = play(stage, plan)
     why = "the callers ask for different things"
+    if live.said_at_refusal:  # a caller that is told at once gives the room up, and its router tells the other
+        end(stage, [live], close=False)
     must_end(stage, [live], why)
     for side, state in live.state.items():
         if state == "done":

@@ -13,7 +13,7 @@ from ..evidence import STATEMENTS, Counterexample, Step
 
 _WIDTH, _LEFT, _RIGHT = 1180, 430, 750
 _TOP, _ROW, _LINE = 58, 16, 14
-_WRAP = 58
+_WRAP, _WRAP_BETWEEN = 58, 42
 _X = {"prefill": _LEFT, "decode": _RIGHT}
 _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; max-width: 1220px; margin: 2em auto; padding: 0 1em; color: #1c2430;
@@ -58,7 +58,7 @@ def drawing(timeline: Sequence[Step]) -> str:
     """The SVG of one timeline."""
     y, shapes, waits = _TOP, [], []
     for step in timeline:
-        lines = textwrap.wrap(step.text, _WRAP) or [""]
+        lines = _lines(step)
         shapes.append(_drawn(step, lines, y))
         if step.kind == "open" and step.who in _X:
             waits.append((_X[step.who], y))
@@ -79,6 +79,13 @@ def drawing(timeline: Sequence[Step]) -> str:
     )
 
 
+def _lines(step: Step) -> list[str]:
+    """The text beside a lifeline, or between them with the name of who it is about."""
+    if step.who in _X:
+        return textwrap.wrap(step.text, _WRAP) or [""]
+    return textwrap.wrap(f"{step.who}: {step.text}", _WRAP_BETWEEN)
+
+
 def _heads() -> str:
     """Arrow heads, one per kind."""
     markers = "".join(
@@ -96,7 +103,7 @@ def _drawn(step: Step, lines: list[str], y: int) -> str:
         target = _X.get(step.to)
         middle = (_LEFT + _RIGHT) // 2
         arrow = _arrow(kind, middle, target, y) if target is not None else ""
-        return time + arrow + _text(kind, [f"{step.who}: {lines[0]}", *lines[1:]], middle, y, "middle")
+        return time + arrow + _text(kind, lines, middle, y, "middle")
     side = "end" if x == _LEFT else "start"
     label = _text(kind, lines, x + (-14 if x == _LEFT else 14), y, side)
     target = _X.get(step.to)

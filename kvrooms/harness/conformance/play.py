@@ -103,7 +103,11 @@ def hung(stage: Stage, lives: list[Live], why: str) -> Broken:
     stage.look()
     live = next(live for live in lives if not live.ended)
     sides = " and ".join(live.open_sides)
-    others = "; ".join(f"{side} is {state}" for side, state in live.state.items() if state != "open")
+    others = "; ".join(
+        f"{side} is {state}" + (f": {live.said_at_refusal[side]}" if side in live.said_at_refusal else "")
+        for side, state in live.state.items()
+        if state != "open"
+    )
     waits = "wait" if len(live.open_sides) > 1 else "waits"
     return Broken(
         f"{why}: {sides} {waits}, and nothing but a timer can end it" + (f" ({others})" if others else ""), live
