@@ -34,7 +34,7 @@ def without(frames: tuple[Sent, ...], at: int) -> tuple[Sent, ...]:
     return (*frames[:at], *frames[at + 1 :])
 
 
-UNPOSTED, IN_FLIGHT, GOOD, BAD = "unposted", "in flight", "settled", "failed"
+UNPOSTED, IN_FLIGHT, GOOD, BAD, ORPHAN = "unposted", "in flight", "settled", "failed", "its process is dead"
 
 
 class Flight(NamedTuple):
@@ -69,20 +69,20 @@ def may_land(flight: Flight, size: int) -> bool:
     return flight.state in (IN_FLIGHT, BAD) and flight.landed < size and not flight.stopped
 
 
-def fates(flight: Flight, size: int, notifies: bool, lazy: bool) -> list[tuple[str, Flight]]:  # noqa: FBT001
+def fates(flight: Flight, size: int, notifies: bool, lazy: bool) -> list[tuple[str, Flight]]:
     """What may happen to a write next: a descriptor lands ("land"), the notification comes ("note"), it is over
     ("settle"). lazy: descriptors land no earlier than something shows it."""
     found: list[tuple[str, Flight]] = []
     landing = may_land(flight, size)
     if landing and not (lazy and flight.state == IN_FLIGHT):
         found.append(("land", flight._replace(landed=size if lazy else flight.landed + 1)))
-    whole = flight.landed == size or (lazy and flight.state == IN_FLIGHT)
+    whole = flight.landed == size or (lazy and flight.state in (IN_FLIGHT, ORPHAN))
     landed = flight._replace(landed=size)
     if whole and flight.state != UNPOSTED and not flight.noted and notifies:
         found.append(("note", landed._replace(noted=True)))
     if flight.state == IN_FLIGHT and whole:
         found.append(("settle", landed._replace(state=GOOD)))
-    if flight.state == IN_FLIGHT and flight.stopped and not (flight.landed == size):
+    if flight.state == IN_FLIGHT and flight.stopped and flight.landed != size:
         found.append(("settle", flight._replace(state=BAD)))
     return found
 

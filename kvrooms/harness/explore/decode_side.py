@@ -32,6 +32,11 @@ from .glue import CUT, DEAD, EOF, UP, Broken, Cells, Effects, Ended, Sent, judge
 from .scenario import TOKEN, Plan
 
 Lease = memory.Lease
+_LEASE_EVENTS = {
+    Do.LEASE_LANDED: LeaseEvent.LANDED,
+    Do.LEASE_FAILED: LeaseEvent.FAILED,
+    Do.LEASE_CLOSED: LeaseEvent.CLOSED,
+}
 
 
 class Grant(NamedTuple):
@@ -57,7 +62,7 @@ class Record(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The connection to one prefill engine: up or not, which life of it, the next grant, and whether it said GOODBYE."""
+    """The connection to a prefill engine. peer: which life of it. goodbye: it has said GOODBYE."""
 
     up: bool = False
     peer: int = 0
@@ -183,7 +188,7 @@ class DecodeTurn:
                     if number not in undrained:
                         self._lease(use, lane, LeaseEvent.ACKED)
 
-    def on_note(self, lane: int, agent: bool, message: bytes) -> None:  # noqa: FBT001 - an event is a plain tuple
+    def on_note(self, lane: int, agent: bool, message: bytes) -> None:
         """A notification arrives. agent: it carries the name of the agent that the grant was given to."""
         try:
             number, token, parts, _ = notify.decode(message)
@@ -266,12 +271,9 @@ class DecodeTurn:
                     for lane, link in enumerate(self._links):
                         if link.up:
                             self._send_metadata(use, lane)
-                case Do.LEASE_LANDED:
-                    self._each_lease(use, LeaseEvent.LANDED)
-                case Do.LEASE_FAILED:
-                    self._each_lease(use, LeaseEvent.FAILED)
-                case Do.LEASE_CLOSED:
-                    self._each_lease(use, LeaseEvent.CLOSED)
+                case Do.LEASE_LANDED | Do.LEASE_FAILED | Do.LEASE_CLOSED:
+                    for lane in range(len(self._links)):
+                        self._lease(use, lane, _LEASE_EVENTS[do])
                 case Do.REPORT:
                     if _armed(record):
                         self._broken = self._broken or Broken("C2", "decode's caller hears the end before the clean-up")
@@ -294,10 +296,6 @@ class DecodeTurn:
         assert record is not None
         grants = (*record.grants[:lane], grant, *record.grants[lane + 1 :])
         self._records[use] = record._replace(grants=grants)
-
-    def _each_lease(self, use: int, event: LeaseEvent) -> None:
-        for lane in range(len(self._links)):
-            self._lease(use, lane, event)
 
     def _lease(self, use: int, lane: int, event: LeaseEvent) -> None:
         grant = self._grant(use, lane)
@@ -341,9 +339,8 @@ class DecodeTurn:
         link = self._links[lane]
         peer = decode_state.Peer(1, "prefill", "agent", 1)
         peer.next_grant = link.next_grant
-        peer.grants = dict.fromkeys(  # type: ignore[assignment] - only the numbers matter here
-            self._grant(use, lane).number for use in self._of_peer(lane, link.peer)
-        )
+        live: Any = dict.fromkeys(self._grant(use, lane).number for use in self._of_peer(lane, link.peer))
+        peer.grants = live  # the numbers are all that a floor looks at
         return peer.floor
 
     def _push(self, lane: int, sent: Sent) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from ...protocol.failure import Reason
 from ...protocol.status import TERMINAL, Phase
-from . import decode_side, prefill_side
+from . import decode_side, prefill_values
 from .glue import DEAD, STALLED, UP, Broken
-from .prefill_side import PARKED
+from .prefill_values import PARKED
 from .system import Budget, State, System
 
 HARMLESS, ANNOUNCED, SILENT = 1, 2, 3
@@ -26,7 +26,7 @@ class Scene:
         self.decode: decode_side.DecodeSide = system.decodes.values[state[0]]
         self.budget: Budget = system.budgets.values[state[1]]
         lanes = range(system.lanes)
-        self.prefills: list[prefill_side.PrefillSide] = [system.prefills.values[state[2 + 3 * i]] for i in lanes]
+        self.prefills: list[prefill_values.PrefillSide] = [system.prefills.values[state[2 + 3 * i]] for i in lanes]
         self.plans = system.plans
 
     def untouched(self, use: int) -> bool:
@@ -43,7 +43,7 @@ class Scene:
         return ", ".join(sides)
 
 
-def _phase(record: decode_side.Record | prefill_side.Record | None) -> str:
+def _phase(record: decode_side.Record | prefill_values.Record | None) -> str:
     if record is None:
         return "not opened"
     cause = f" ({record.last.cause.value})" if record.last.cause else ""
@@ -99,16 +99,16 @@ def _as_asked(scene: Scene, use: int) -> Iterator[Broken]:
             return
 
 
-def _both_failed(records: list[decode_side.Record | prefill_side.Record | None]) -> bool:
+def _both_failed(records: list[decode_side.Record | prefill_values.Record | None]) -> bool:
     return all(record is not None and record.last.phase in TERMINAL for record in records)
 
 
 def _ended(scene: Scene, use: int) -> Iterator[Broken]:
     """L3: a fault that announced itself has ended the room on every side that runs."""
     decode, key = scene.decode.records[use], scene.plans[use].key
-    if scene.decode.run == UP and decode is not None and decode.last.phase not in TERMINAL:
-        if not _not_asked_yet(scene, use):
-            yield Broken("L3", f"only a timer can end it: {scene.open_words(use)}")
+    waits = scene.decode.run == UP and decode is not None and decode.last.phase not in TERMINAL
+    if waits and not _not_asked_yet(scene, use):
+        yield Broken("L3", f"only a timer can end it: {scene.open_words(use)}")
     asking = [
         scene.decode.run == UP and record is not None and record.last.phase not in TERMINAL
         for record, plan in zip(scene.decode.records, scene.plans, strict=True)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from ...protocol.events import Timer
 from ...protocol.events import RoomEvent as On
+from ...protocol.events import Timer
 from ...protocol.failure import Reason
 from ...protocol.manifest import Declaration, Manifest
 from ...protocol.status import TERMINAL, Phase
 from ...statemachine import memory
-from . import decode_side, prefill_side
+from . import decode_side, prefill_values
 from .carriers import IN_FLIGHT, Flights, complete, may_land, piece_words
-from .glue import UP, Broken
+from .glue import DEAD, UP, Broken
 from .scenario import Plan
 
 Event: TypeAlias = tuple[Any, ...]
@@ -52,7 +52,7 @@ class DecodeFacts(NamedTuple):
 
 
 class PrefillFacts(NamedTuple):
-    """posts: numbers of grants with a piece to post. may_post, bound, holds: bits of grants. known: any writer's bits."""
+    """posts: numbers of grants with a piece to post. may_post, bound, holds: bits of grants."""
 
     running: bool
     alive: bool
@@ -92,53 +92,63 @@ def flight_facts(flights: Flights, plans: tuple[Plan, ...]) -> FlightFacts:
 def decode_facts(side: decode_side.DecodeSide, *, in_turn: bool, hold: bool) -> DecodeFacts:
     """The facts about a decode side."""
     lanes, records = range(len(side.links)), side.records
-    moves: list[Own] = []
-    timers: list[Own] = []
-    retries: list[tuple[int, Own]] = []
-    endings: list[Own] = []
-    broken: Broken | None = None
     holding = hold and not side.held and records[0] is None
+    found = _Rooms()
     if holding and side.links[0].up:
-        moves.append(Own("call", "hold the room", ("hold",)))
+        found.moves.append(Own("call", "hold the room", ("hold",)))
     for use, record in enumerate(records):
         if record is None:
-            before = records[use - 1] if use else None
-            if not in_turn or not use or (before is not None and before.closed):
-                moves.append(Own("call", f"open{_nth(use, records)}", ("open", use)))
-            continue
-        if record.room is None:
-            continue
-        phase = record.room.phase
-        for lane, grant in enumerate(record.grants):
-            if grant.retry:
-                retries.append(
-                    (lane, Own("timer", f"the abort of grant {grant.number} is due again", ("retry", use, lane)))
-                )
-        if phase in TERMINAL:
-            if not record.closed:
-                moves.append(Own("call", f"close{_nth(use, records)}", ("close", use)))
-            continue
-        endings += _endings(use, _nth(use, records))
-        timers += _timers("decode", use, record, phase)
-        broken = broken or _decode_is_wrong(record)
-    wants = tuple(
-        (holding or any(r is not None and not r.grants[lane].freed for r in records)) and not side.links[lane].up
-        for lane in lanes
-    )
+            if _may_open(records, use, in_turn=in_turn):
+                found.moves.append(Own("call", f"open{_nth(use, records)}", ("open", use)))
+        elif record.room is not None:
+            _decode_room(found, use, record, _nth(use, records))
     ours = [(use, record) for use, record in enumerate(records) if record is not None]
+    asks = [holding or any(not record.grants[lane].freed for _, record in ours) for lane in lanes]
     return DecodeFacts(
         running=side.run == UP,
         up=tuple(link.up for link in side.links),
-        wants=wants,
-        moves=tuple(moves),
-        timers=tuple(timers),
-        retries=tuple(retries),
-        endings=tuple(endings),
+        wants=tuple(asks[lane] and not side.links[lane].up for lane in lanes),
+        moves=tuple(found.moves),
+        timers=tuple(found.timers),
+        retries=tuple(found.retries),
+        endings=tuple(found.endings),
         done=sum(bit(use) for use, record in ours if record.last.phase is Phase.DONE),
         freed=tuple(sum(bit(use) for use, record in ours if record.grants[lane].freed) for lane in lanes),
         released=tuple(sum(bit(use) for use, record in ours if record.grants[lane].released) for lane in lanes),
-        broken=broken,
+        broken=found.broken,
     )
+
+
+class _Rooms:
+    """What the rooms of a side add to its facts."""
+
+    def __init__(self) -> None:
+        self.moves: list[Own] = []
+        self.timers: list[Own] = []
+        self.retries: list[tuple[int, Own]] = []
+        self.endings: list[Own] = []
+        self.broken: Broken | None = None
+
+
+def _decode_room(found: _Rooms, use: int, record: decode_side.Record, nth: str) -> None:
+    phase = record.room.phase
+    for lane, grant in enumerate(record.grants):
+        if grant.retry:
+            words = f"the abort of grant {grant.number} is due again"
+            found.retries.append((lane, Own("timer", words, ("retry", use, lane))))
+    if phase in TERMINAL:
+        if not record.closed:
+            found.moves.append(Own("call", f"close{nth}", ("close", use)))
+        return
+    found.endings += _endings(use, nth)
+    found.timers += _timers("decode", use, record, phase)
+    found.broken = found.broken or _decode_is_wrong(record)
+
+
+def _may_open(records: tuple[Any, ...], use: int, *, in_turn: bool) -> bool:
+    """Whether the caller gets to this use: those before it are closed, or they run beside each other."""
+    before = records[use - 1] if use else None
+    return not in_turn or not use or (before is not None and before.closed)
 
 
 def _nth(use: int, records: tuple[Any, ...]) -> str:
@@ -209,74 +219,78 @@ def _phase_is_wrong(who: str, stored: Phase, first: Phase) -> Broken | None:
 # -- prefill ---------------------------------------------------------------------------------------------------------
 
 
-def prefill_facts(side: prefill_side.PrefillSide, plans: tuple[Plan, ...], *, in_turn: bool) -> PrefillFacts:
+def prefill_facts(side: prefill_values.PrefillSide, plans: tuple[Plan, ...], *, in_turn: bool) -> PrefillFacts:
     """The facts about a prefill side."""
-    records = side.records
-    moves: list[Own] = []
-    timers: list[Own] = []
-    endings: list[Own] = []
-    broken: Broken | None = None
+    records, found = side.records, _Rooms()
     for at, record in enumerate(records):
         if record is None:
-            before = records[at - 1] if at else None
-            if not in_turn or not at or (before is not None and before.closed):
-                moves.append(Own("call", f"open{_nth(at, records)}", ("open", at)))
-            continue
-        if record.room is None or record.closed:
-            continue
-        phase = record.room.phase
-        if phase in TERMINAL:
-            moves.append(Own("call", f"close{_nth(at, records)}", ("close", at)))
-            continue
-        if record.sends < len(plans[at].sends):
-            moves.append(Own("call", _send_words(plans[at], record.sends), ("send", at)))
-        endings += _endings(at, _nth(at, records))
-        timers += _timers("prefill", at, record, phase)
-        broken = broken or _prefill_is_wrong(record)
-    posts: list[tuple[int, Own]] = []
-    may_post = bound = holds = 0
-    for writer in side.writers:
-        known = writer.use < len(plans)
-        mine = bit(writer.use) if known else 0
-        if writer.record == prefill_side.PARKED:
-            timers.append(
-                Own("timer", f"grant {writer.number} has waited long enough", ("expired", writer.number), "parked")
-            )
-            may_post |= mine
-            holds |= mine
-            continue
-        record = records[writer.record]
-        assert record is not None
-        holds |= 0 if record.freed else mine
-        is_open = writer.drain.state is memory.Drain.OPEN and record.room is not None
-        if not is_open or record.room.phase in TERMINAL:
-            continue
-        bound |= mine
-        writes = plans[writer.use].all_writes
-        may_post |= mine if writer.taken < len(writes) else 0
-        handed = len(plans[writer.use].writes(record.sends)) if writes else 0
-        if writer.taken < handed and record.room.phase is not Phase.METADATA and side.link:
-            ordered = writes[writer.taken].piece.ordered and writer.drain.posted
-            if not ordered:
-                posts.append(
-                    (
-                        writer.number,
-                        Own("write", f"posts {piece_words(plans[writer.use], writer.taken)}", ("post", writer.number)),
-                    )
-                )
+            if _may_open(records, at, in_turn=in_turn):
+                found.moves.append(Own("call", f"open{_nth(at, records)}", ("open", at)))
+        elif record.room is not None and not record.closed:
+            _prefill_room(found, at, record, plans[at], _nth(at, records))
+    grants = _grants(side, plans)
     return PrefillFacts(
         running=side.run == UP,
-        alive=side.run != "dead",
+        alive=side.run != DEAD,
         link=side.link,
-        moves=tuple(moves),
-        posts=tuple(posts),
-        timers=tuple(timers),
-        endings=tuple(endings),
-        may_post=may_post,
-        bound=bound,
-        holds=holds,
-        broken=broken,
+        moves=tuple(found.moves),
+        posts=tuple(grants.posts),
+        timers=(*found.timers, *grants.timers),
+        endings=tuple(found.endings),
+        may_post=grants.may_post,
+        bound=grants.bound,
+        holds=grants.holds,
+        broken=found.broken,
     )
+
+
+def _prefill_room(found: _Rooms, at: int, record: prefill_values.Record, plan: Plan, nth: str) -> None:
+    phase = record.room.phase
+    if phase in TERMINAL:
+        found.moves.append(Own("call", f"close{nth}", ("close", at)))
+        return
+    if record.sends < len(plan.sends):
+        found.moves.append(Own("call", _send_words(plan, record.sends), ("send", at)))
+    found.endings += _endings(at, nth)
+    found.timers += _timers("prefill", at, record, phase)
+    found.broken = found.broken or _prefill_is_wrong(record)
+
+
+class _Grants:
+    """What the grants of a prefill side add to its facts."""
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[int, Own]] = []
+        self.timers: list[Own] = []
+        self.may_post = self.bound = self.holds = 0
+
+
+def _grants(side: prefill_values.PrefillSide, plans: tuple[Plan, ...]) -> _Grants:
+    found = _Grants()
+    for writer in side.writers:
+        mine = bit(writer.use) if writer.use < len(plans) else 0
+        if writer.record == prefill_values.PARKED:
+            words = f"grant {writer.number} has waited for its room long enough"
+            found.timers.append(Own("timer", words, ("expired", writer.number), "a grant without a room"))
+            found.may_post |= mine
+            found.holds |= mine
+            continue
+        record = side.records[writer.record]
+        assert record is not None
+        found.holds |= 0 if record.freed else mine
+        room = record.room
+        if room is None or room.phase in TERMINAL or writer.drain.state is not memory.Drain.OPEN:
+            continue
+        found.bound |= mine
+        writes = plans[writer.use].all_writes
+        found.may_post |= mine if writer.taken < len(writes) else 0
+        ready = side.link and room.phase is not Phase.METADATA and writes
+        if not ready or not prefill_values.postable(plans, writer, record):
+            continue
+        if not (writes[writer.taken].piece.ordered and writer.drain.posted):
+            words = f"posts {piece_words(plans[writer.use], writer.taken)}"
+            found.posts.append((writer.number, Own("write", words, ("post", writer.number))))
+    return found
 
 
 def _send_words(plan: Plan, at: int) -> str:
@@ -289,7 +303,7 @@ def _send_words(plan: Plan, at: int) -> str:
     return words
 
 
-def _prefill_is_wrong(record: prefill_side.Record) -> Broken | None:
+def _prefill_is_wrong(record: prefill_values.Record) -> Broken | None:
     """L1 and A1 for a state, and that the stored phase is the first open obligation."""
     room = record.room
     receiver = room.ledger.receivers[0]

@@ -48,7 +48,7 @@ class Broken(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What a turn hands over. frames: per lane. posts: (use, piece) of each posted write. bound: grants bound to rooms."""
+    """What a turn hands over. frames: per lane. posts: (use, piece) of each posted write."""
 
     frames: tuple[tuple[int, Sent], ...] = ()
     posts: tuple[tuple[int, int], ...] = ()

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from .carriers import Label
 from .facts import Own
-from .faults import Faulty, World, faults, world
+from .faults import Faulty, faults
+from .faults_ports import world
 from .glue import Broken
 from .system import Budget, Move, State, System
 
@@ -38,11 +39,10 @@ class Moves:
             self._timers(state, found)
         budget = self.system.budgets.values[state[1]]
         if budget.left:
-            for fault in faults(self.system, state, budget):
-                found.append(self._fault(state, budget, fault))
+            found.extend(self._fault(state, budget, fault) for fault in faults(self.system, state))
         if self.system.setup.budget:
-            for one in world(self.system, state, budget):
-                found.append(Successor(Move.WORLD, one.label, one.state, one.broken))
+            after = world(self.system, state)
+            found.extend(Successor(Move.WORLD, one.label, one.state, one.broken) for one in after)
         return found
 
     def _normal(self, state: State, found: list[Successor]) -> None:
@@ -180,6 +180,3 @@ def _closed(one: Own) -> str:
 
 def _name(side: str, lane: int, lanes: int) -> str:
     return side if lanes == 1 else f"{side} {lane + 1}"
-
-
-__all__ = ["Moves", "Successor", "World"]

@@ -6,7 +6,7 @@ every step (`rooms.step_prefill`, `memory.step_drain`, `grants.GrantBook`, `send
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...engine import grants as books
 from ...engine import sends
@@ -31,62 +31,13 @@ from ...protocol.events import (
 from ...protocol.events import RoomEvent as On
 from ...protocol.failure import Reason
 from ...protocol.identity import RoomKey
-from ...protocol.intervals import Intervals
 from ...protocol.manifest import Declaration
 from ...protocol.status import TERMINAL, Phase
 from ...statemachine import memory, rooms
 from ...statemachine.table import Kind
-from .glue import CUT, EOF, UP, Broken, Cells, Effects, Ended, Sent, judge_step
-from .scenario import TOKEN, Plan, Write
-
-PARKED = -1
-
-
-class Writer(NamedTuple):
-    """One grant. use: whose grant it is. record: the room it is bound to, or PARKED. taken: pieces taken to be posted."""
-
-    use: int
-    number: int
-    record: int = PARKED
-    drain: memory.DrainValue = memory.DrainValue()
-    taken: int = 0
-
-
-class Record(NamedTuple):
-    """A room. sends: handed over so far. freed: its source ranges are the caller's again. See `decode_side.Record`."""
-
-    room: Any
-    last: Ended
-    timer: Timer | None = None
-    cap: bool = False
-    sends: int = 0
-    freed: bool = False
-    closed: bool = False
-
-
-class PrefillSide(NamedTuple):
-    """A prefill engine with one decode engine. link: connected. life: counts its starts. floor, over: its grant book.
-
-    doubtful: grants of which a write has failed. kept: decode is not to see the end of the old connection yet. gone: it
-    is proven that decode's process is gone.
-    """
-
-    run: str
-    life: int
-    link: bool
-    records: tuple[Record | None, ...]
-    writers: tuple[Writer, ...] = ()
-    floor: int = 1
-    over: Intervals = ()
-    doubtful: tuple[int, ...] = ()
-    kept: bool = False
-    gone: bool = False
-    goodbye: bool = False
-
-
-def start(plans: tuple[Plan, ...], life: int = 0) -> PrefillSide:
-    """Before anything is opened."""
-    return PrefillSide(UP, life, link=False, records=(None,) * len(plans))
+from .glue import CUT, EOF, Broken, Cells, Effects, Ended, Sent, judge_step
+from .prefill_values import PARKED, PrefillSide, Record, Writer, all_posted, armed, following, postable
+from .scenario import TOKEN, Plan
 
 
 class PrefillTurn:
@@ -133,6 +84,7 @@ class PrefillTurn:
         self._records[at] = record._replace(sends=record.sends + 1)
         self._step(at, Queued())
         self._declare(at)
+        self._if_kept_back(at)
 
     def on_send_too_much(self, at: int) -> None:
         """The caller hands over all that is left and one page more."""
@@ -205,7 +157,7 @@ class PrefillTurn:
         self._drain(number, DrainEvent.POSTED)
         self._posts.append((writer.use, writer.taken))
 
-    def on_post_error(self, number: int, uncertain: bool) -> None:  # noqa: FBT001 - an event is a plain tuple
+    def on_post_error(self, number: int, uncertain: bool) -> None:
         """The next piece of a grant cannot be posted; uncertain: some of it may be under way."""
         i, writer = self._writer(number)
         self._writers[i] = writer._replace(taken=writer.taken + 1)
@@ -215,7 +167,7 @@ class PrefillTurn:
         if writer.record != PARKED:
             self._fail(writer.record, On.POST_ERROR, Reason.SEND_ERROR)
 
-    def on_settled(self, use: int, piece: int, good: bool) -> None:  # noqa: FBT001 - an event is a plain tuple
+    def on_settled(self, use: int, piece: int, good: bool) -> None:
         """A posted write is over."""
         found = [writer for writer in self._writers if writer.use == use]
         if not found:
@@ -230,10 +182,9 @@ class PrefillTurn:
             self._fail(writer.record, On.POST_ERROR, Reason.TRANSPORT_ERROR)
             return
         record = self._record(writer.record)
-        for kind, component, first, size in self.writes(writer, record)[piece].piece.parts:
+        for kind, component, first, size in self._plans[writer.use].writes(record.sends)[piece].piece.parts:
             self._step(writer.record, Settled(0, kind, component, first, first + size))
-        if self._open(writer.record) and not any(map(self._busy, self._of(writer.record))):
-            self._step(writer.record, Idle())
+        self._idle_if_so(writer.record)
 
     # -- timers --------------------------------------------------------------------------------------------------
 
@@ -284,10 +235,10 @@ class PrefillTurn:
                 case Do.DISARM:
                     self._records[at] = record._replace(cap=False, timer=None)
                 case Do.SEND_ACCEPT:
-                    self._tell(at, lambda number: wire.Accept(number))
+                    self._tell(at, wire.Accept)
                 case Do.SEND_FAILED:
                     reason = (record.last.first or Reason.REFUSED).mirrored
-                    self._tell(at, lambda number, reason=reason: wire.Failed(number, reason, ""))  # type: ignore[misc]
+                    self._tell(at, lambda number, reason=reason: wire.Failed(number, reason, ""))
                 case Do.DRAIN_FINISHED:
                     self._each_drain(at, DrainEvent.FINISHED)
                 case Do.DRAIN_VOIDED:
@@ -371,7 +322,8 @@ class PrefillTurn:
             if bound.number > writer.number:
                 self._refuse(writer.number)
                 return
-            self._fail(at, On.PEER_FAILED, Reason.SUPERSEDED)
+            if not self._all_posted(bound):
+                self._fail(at, On.PEER_FAILED, Reason.SUPERSEDED)
             at = None
         if at is None or self._record(at).room.phase is Phase.DONE:
             self._park(writer, full=full)
@@ -387,6 +339,7 @@ class PrefillTurn:
             self._declare(at)
         if self._open(at) and record.sends:
             self._step(at, Queued())
+            self._if_kept_back(at)
 
     def _park(self, writer: Writer, *, full: bool) -> None:
         if full:
@@ -450,12 +403,21 @@ class PrefillTurn:
 
     # -- drains --------------------------------------------------------------------------------------------------
 
-    def writes(self, writer: Writer, record: Record) -> tuple[Write, ...]:
-        """The pieces of a bound grant that its caller has handed over so far."""
-        return self._plans[writer.use].writes(record.sends)
+    def _idle_if_so(self, at: int) -> None:
+        if self._open(at) and not any(map(self._busy, self._of(at))):
+            self._step(at, Idle())
+
+    def _if_kept_back(self, at: int) -> None:
+        """The engine looks for what to post in the same turn, and finds a piece that has to wait for the totals."""
+        for writer in self._of(at) if self._open(at) and self._record(at).room.phase is not Phase.METADATA else ():
+            if following(self._plans, writer, self._record(at)) is not None:
+                self._idle_if_so(at)
 
     def _busy(self, writer: Writer) -> bool:
-        return bool(writer.drain.posted) or writer.taken < len(self.writes(writer, self._record(writer.record)))
+        return bool(writer.drain.posted) or postable(self._plans, writer, self._record(writer.record))
+
+    def _all_posted(self, writer: Writer) -> bool:
+        return all_posted(self._plans, writer, self._record(writer.record))
 
     def _doubt(self, number: int) -> None:
         self._side = self._side._replace(doubtful=tuple(sorted({*self._side.doubtful, number})))
@@ -494,9 +456,3 @@ class PrefillTurn:
         record = self._record(at)
         if record.room.phase in TERMINAL and not self._of(at):
             self._records[at] = record._replace(freed=True)
-
-
-def armed(record: Record) -> tuple[Timer, ...]:
-    """The deadlines of a room."""
-    cap = (Timer.CAP,) if record.cap else ()
-    return cap if record.timer is None else (*cap, record.timer)

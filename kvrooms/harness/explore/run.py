@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ...protocol.invariants import INVARIANTS
 from ..evidence import Counterexample, Tally
+from .alone import Alone
 from .configs import NAMES, Job, Scope, jobs
 from .search import Found, Search
 from .vacuity import unreached
@@ -71,7 +72,7 @@ def explore(
 def search(job: Job) -> tuple[Job, Found, float]:
     """One job, from the beginning, with nothing remembered from another. The seconds it took."""
     started = time.monotonic()
-    found = Search(job.system(), job.config).run()
+    found = Alone().run() if job.config == "alone" else Search(job.system(), job.config).run()
     return job, found, time.monotonic() - started
 
 
@@ -89,7 +90,7 @@ def _in_this_process(todo: list[Job], say: Progress) -> Iterator[tuple[Job, Foun
 
 
 def _in_processes(todo: list[Job], workers: int, say: Progress) -> Iterator[tuple[Job, Found, float]]:
-    # Not by fork: whoever calls may have threads. A worker that dies breaks the pool, which raises; nothing waits for it.
+    # Not by fork: whoever calls may have threads. A worker that dies breaks the pool, which raises.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         waiting: set[Future[tuple[Job, Found, float]]] = {pool.submit(search, job) for job in todo}
@@ -114,13 +115,14 @@ def _report(result: tuple[Job, Found, float], say: Progress) -> None:
 
 def _added(chosen: list[str], done: Iterator[tuple[Job, Found, float]], scope: Scope | None, _: float) -> Exploration:
     started = time.monotonic()
-    tally, cells, timers = Tally(), Counter[str](), Counter[str]()
+    tally, cells, together, timers = Tally(), Counter[str](), Counter[str](), Counter[str]()
     outcomes: set[tuple[str, str, str]] = set()
     per_config: dict[str, list[tuple[Found, float]]] = {name: [] for name in chosen}
     shortest: dict[str, list[Counterexample]] = {}
     for job, found, seconds in done:
         per_config[job.config].append((found, seconds))
         cells.update(found.cells)
+        together.update(found.cells if job.config != "alone" else {})
         timers.update(found.timers)
         outcomes |= found.outcomes
         for name, times in found.checked.items():
@@ -132,7 +134,7 @@ def _added(chosen: list[str], done: Iterator[tuple[Job, Found, float]], scope: S
         for counterexample in sorted(shortest.get(invariant.id, ()), key=lambda one: len(one.timeline)):
             tally.broke(counterexample)
     configs = [_config(name, results) for name, results in per_config.items()]
-    missing = unreached(cells, outcomes) if scope in ("default", "deep") else ()
+    missing = unreached(together, outcomes) if scope in ("default", "deep") else ()
     return Exploration(
         tally=tally,
         configs=configs,

@@ -17,6 +17,7 @@ from ...protocol import manifest as agreement
 from ...protocol import plan as planning
 from ...protocol import wire
 from ...protocol.identity import RoomKey
+from ...protocol.intervals import size
 from ...protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
 from ...protocol.manifest import Declaration, Manifest
 from ...protocol.plan import DescriptorTable, Piece
@@ -59,10 +60,11 @@ class Request(NamedTuple):
     def text(self) -> dict[str, str]:
         """For people, as a counterexample shows its input."""
         decode, prefill = _value(self.state, self.spelled[0]), _value(self.gives_state, self.spelled[1])
+        wants, has = "wants" if self.aux else "wants no", "has" if self.gives_aux else "has no"
         return {
             "decode_pages": f"{self.pages}, of which {self.prefix} are held already",
             "prefill_sends": " and ".join(map(str, self.chunks)) + " pages",
-            "aux": f"decode {'wants' if self.aux else 'wants no'} aux, prefill {'has' if self.gives_aux else 'has no'} aux",
+            "aux": f"decode {wants} aux, prefill {has} aux",
             "decode_state_indices": self.spelled[0] if not any(self.state) else repr(decode),
             "prefill_state_indices": self.spelled[1] if not any(self.gives_state) else repr(prefill),
         }
@@ -169,7 +171,7 @@ class Plan:
         return opening, tuple(made)
 
     def _owed(self) -> frozenset[int]:
-        """The descriptors of decode that must be filled, from the request alone: buffer after buffer, item after item."""
+        """The descriptors that must be filled, from the request alone: buffer after buffer, item after item."""
         request, base = self.request, ITEMS_PER_USE * self.number
         pages = range(base + request.prefix, base + request.pages)
         owed = [buffer * ITEMS + page for buffer in range(len(self.layout.kv)) for page in pages]
@@ -203,6 +205,12 @@ class Plan:
         return sends.wanted_of(self.layout, self.regions, self.regions, body)
 
     @property
+    def owed_items(self) -> int:
+        """Positions of all parts in what prefill was asked for."""
+        bound = self.bound
+        return size(bound.kv) + bool(bound.aux) + sum(count for _, count in bound.state)
+
+    @property
     def all_writes(self) -> tuple[Write, ...]:
         """The pieces of all sends."""
         try:
@@ -214,10 +222,10 @@ class Plan:
         """The pieces of the first `handed` sends for this use's grant, in the order in which they are posted."""
         if handed not in self._writes:
             wanted = self.wanted(self.metadata(1))
-            made = []
+            made: list[Write] = []
             for send in self.sends[:handed]:
                 todo = sends.transfers(self.layout, wanted, send)
-                for piece in planning.pieces(self._table, self._table, todo, self._piece_bytes):
-                    made.append(Write(piece, frozenset(piece.destination_indices.tolist())))
+                cut = planning.pieces(self._table, self._table, todo, self._piece_bytes)
+                made += [Write(piece, frozenset(piece.destination_indices.tolist())) for piece in cut]
             self._writes[handed] = tuple(made)
         return self._writes[handed]

@@ -7,6 +7,7 @@ each bottom component is one state), and each state without a way on is judged.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from array import array
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from ..evidence import Counterexample, Step
 from . import ends
 from .glue import Broken
 from .moves import Moves, Successor
-from .system import Budget, Move, State, System
+from .system import Move, State, System
 
 AFTER_BROKEN = 20_000
 """How many more states are looked at once a property is broken."""
@@ -42,7 +43,7 @@ class Found(NamedTuple):
 
 
 class Search:
-    """One search. name: of the configuration, for counterexamples. limit: of states; past it the search is not complete."""
+    """One search. name: the configuration's. limit: of states; past it the search is not complete."""
 
     def __init__(self, system: System, name: str, limit: int = 50_000_000) -> None:
         self.system = system
@@ -156,7 +157,7 @@ class Search:
     def timeline(self, at: int, by: Successor | None = None) -> list[Step]:
         """The moves of a shortest path to a state, and one more."""
         states, steps = self.path(at), []
-        for before, after in zip(states, states[1:], strict=False):
+        for before, after in itertools.pairwise(states):
             taken = next(one for one in self.moves.of(before) if self._canonical(one.state) == after)
             steps.append(taken)
         if by is not None:
@@ -170,11 +171,12 @@ class Search:
         steps = self.timeline(at, by)
         state = by.state if by is not None else self._pack.unpack(self._order[at])
         scene = ends.Scene(self.system, state)
-        for use, plan in enumerate(self.system.plans):
-            which = f"use {use + 1}: " if len(self.system.plans) > 1 else ""
+        plans = self.system.plans
+        for use in range(len(plans)):
+            which = f"use {use + 1}: " if len(plans) > 1 else ""
             steps.append(Step(float(len(steps) + 1), "both", "open", f"{which}{scene.open_words(use)}"))
-            text = plan.request.text
-        return Counterexample(broken.property, broken.summary, f"explore {self._name}", text, tuple(steps))
+        given = plans[0].request.text
+        return Counterexample(broken.property, broken.summary, f"explore {self._name}", given, tuple(steps))
 
     # -- liveness ------------------------------------------------------------------------------------------------
 
@@ -253,7 +255,7 @@ def outcomes(system: System) -> frozenset[tuple[str, str, str]]:
     found = set()
     for name, sides in (("decode", system.decodes.values), ("prefill", system.prefills.values)):
         for side in sides:
-            for record in side.records:  # type: ignore[attr-defined]
+            for record in side.records:
                 if record is not None:
                     found.add((name, record.last.phase.value, record.last.cause.value if record.last.cause else ""))
     return frozenset(found)
@@ -276,6 +278,3 @@ def _circling(number: int, sources: Ints, targets: Ints) -> Ints:
         frontier = fresh[(ways[fresh] == 0) & ~done[fresh]]
         done[frontier] = True
     return np.flatnonzero(~done)
-
-
-__all__ = ["Budget", "Found", "Search"]

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from ...protocol import notify
 from ...protocol.status import Phase
-from . import decode_side, prefill_side
+from . import decode_side, prefill_values
 from .carriers import (
     GOOD,
     IN_FLIGHT,
@@ -34,7 +34,8 @@ from .carriers import (
 from .decode_side import DecodeSide, DecodeTurn
 from .facts import DecodeFacts, FlightFacts, PrefillFacts, decode_facts, flight_facts, prefill_facts
 from .glue import Broken, Cells, Effects, Ended, Sent
-from .prefill_side import PrefillSide, PrefillTurn
+from .prefill_side import PrefillTurn
+from .prefill_values import PrefillSide
 from .scenario import TOKEN, Plan
 
 V = TypeVar("V", bound=Hashable)
@@ -43,7 +44,7 @@ Event: TypeAlias = tuple[Any, ...]
 
 
 class Move(enum.IntEnum):
-    """What kind of move: NORMAL ones happen by themselves; a TIMER only where nothing NORMAL can; RETRY repeats ABORT."""
+    """NORMAL moves happen by themselves, a TIMER only where nothing NORMAL can; RETRY repeats an ABORT."""
 
     NORMAL = 0
     TIMER = 1
@@ -81,7 +82,7 @@ class Interner(Generic[V]):
 
 
 class Result(NamedTuple):
-    """What a remembered step gives: the side's number after it, frames per lane (numbered), posts, and what it broke."""
+    """What a remembered step gives: the side after it, frames per lane (numbered), posts, and what it broke."""
 
     side: int
     frames: tuple[tuple[int, int], ...]
@@ -140,7 +141,7 @@ class System:
     def initial(self) -> State:
         """Nothing is opened, nothing connected."""
         lane = (
-            self.prefills.number(prefill_side.start(self.plans)),
+            self.prefills.number(prefill_values.start(self.plans)),
             self.wires.number(Wire()),
             self.flights.number(no_flights(self.plans)),
         )
@@ -280,9 +281,9 @@ class System:
         return self.flights.number(with_flight(value, use, piece, Flight(IN_FLIGHT)))
 
     @staticmethod
-    def closed_record() -> prefill_side.Record:
+    def closed_record() -> prefill_values.Record:
         """A room of an earlier life of a prefill engine."""
-        return prefill_side.Record(None, Ended(Phase.FAILED, None, None, 1), freed=True, closed=True)
+        return prefill_values.Record(None, Ended(Phase.FAILED, None, None, 1), freed=True, closed=True)
 
     # -- what frames and writes allow ----------------------------------------------------------------------------
 
