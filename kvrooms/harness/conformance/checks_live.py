@@ -251,7 +251,8 @@ CHECKS = (
     Check("SMOKE", rich, _one_ordinary, _smoke, share=0.3),
     Check("L1", rich, _abandoned, _exits, ("aborts|deadlines",)),
     Check("L2", shapes, _agreements, _agreement, share=2.0),
-    Check("L3", rich, _faults, _fault, ("aborts|kills|failing_writes",), fits=_after_both),
+    # Warm, so that the first connection of two engines is not what an announcement has to wait for.
+    Check("L3", rich, _faults, _fault, ("aborts|kills|failing_writes",), fits=_after_both, warm=True),
     Check("L4", rich, _failures, _isolated, ("aborts",), fits=_framed),
     Check("L5", rich, _leases, _lease, ("frees", "aborts|kills")),
 )

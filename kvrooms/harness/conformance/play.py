@@ -73,7 +73,7 @@ def perform(stage: Stage, live: Live, act: Act, *, insist: bool = False) -> None
             stage.dirty = True
             stage.subject.fail_writes(failing=True)
         case "rest":
-            stage.rest()
+            stage.rest(long=True)  # for what comes after it, both must have heard of the room
 
 
 def _send_late(stage: Stage, live: Live, index: int) -> None:

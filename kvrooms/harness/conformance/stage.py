@@ -98,6 +98,7 @@ class Stage:
         self.steps: list[Step] = []
         self.rooms: list[Live] = []
         self.dirty = False
+        self.warm = False
         self.baseline: dict[Side, Mapping[str, int]] = {}
         self._numbers = 0
         self._serial = 0
@@ -290,8 +291,8 @@ class Stage:
         """How long to wait for what need not happen: the patience is for what must."""
         return max(_BRIEF_S, self.patience_s / _BRIEF_SHARE)
 
-    def rest(self, moments: int | None = None) -> None:
-        """Let both sides run until all is quiet (a real one: for a while), or for a few moments."""
+    def rest(self, moments: int | None = None, *, long: bool = False) -> None:
+        """Let both sides run until all is quiet (a real one: for a while, or a long one), or for a few moments."""
         left = moments
 
         def over() -> bool:
@@ -299,7 +300,7 @@ class Stage:
             left = None if left is None else left - 1
             return left is not None and left < 0
 
-        self.settle(over, patience_s=self.brief_s / _QUIET_SHARE)
+        self.settle(over, patience_s=self.brief_s / (1 if long else _QUIET_SHARE))
 
     def failure(self, live: Live, side: Side) -> str | None:
         """What the side's caller is told of the failure."""

@@ -96,7 +96,7 @@ class Session:
         deadline_s = self.effort.deadline_s if plan.deadline else None
         stage = self._stage
         fits = stage is not None and stage.shape == shape and stage.deadline_s == deadline_s
-        if stage is None or not fits or self.subject.traits.simulated or (check.warm and not stage.baseline):
+        if stage is None or not fits or self.subject.traits.simulated or (check.warm and not stage.warm):
             self.stop()
             stage = self._stage = Stage(
                 self.subject, shape, patience_s=self.effort.patience_s, deadline_s=deadline_s, seed=plan.seed
@@ -136,7 +136,7 @@ def _all_free(stage: Stage) -> bool:
 
 
 def _warm(stage: Stage) -> None:
-    """Serve one ordinary room, so that what is kept per peer is there; then count."""
+    """Serve one ordinary room, so that what is kept per peer is there; then count, where the subject can."""
     traits = stage.subject.traits
     state = tuple(1 for _ in stage.shape.state)
     lives = play(stage, Plan((RoomPlan(state=state, decode_at=0 if traits.decode_first else 2),)))
@@ -148,7 +148,9 @@ def _warm(stage: Stage) -> None:
         for side in live.handles:
             stage.close(live, side)
     stage.rest()
-    stage.count()
+    stage.warm = True
+    if traits.counts:
+        stage.count()
 
 
 def _found(stage: Stage, plan: Plan, broken: Broken) -> Found:
