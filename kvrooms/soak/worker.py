@@ -13,7 +13,9 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from ..protocol.registration import parse_address
 from .messages import (
     Abandon,
     Complaint,
@@ -147,16 +149,19 @@ class Worker:
                 tables=side.engine.tables(),
                 canaries=side.pools.hits,
                 held=side.held,
-                descriptors=_descriptors(),
+                descriptors=_descriptors(self._start.registry),
                 threads=_threads(),
                 counters={**side.engine.counters(), **{f"injected: {k}": v for k, v in side.channel.done.items()}},
             )
         )
 
 
-def _descriptors() -> dict[str, int]:
-    """Open files by kind: a path, "anon_inode", "socket", or the state of a TCP socket."""
-    states = _tcp_states()
+def _descriptors(registry: str) -> dict[str, int]:
+    """Open files by kind: a path, "anon_inode", "socket", or the state of a TCP socket, as the kernel numbers it.
+
+    Connections to the registry are left out: the client keeps up to 16 of them for the next question.
+    """
+    states = _tcp_states(parse_address(urlsplit(registry).netloc)[1])
     kinds: Counter[str] = Counter()
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -165,16 +170,18 @@ def _descriptors() -> dict[str, int]:
             continue
         kind, _, inode = target.partition(":")
         kinds[states.get(inode.strip("[]"), kind)] += 1
+    kinds.pop("", None)
     return dict(kinds)
 
 
-def _tcp_states() -> dict[str, str]:
-    """The state of each TCP socket of this machine, by inode, as the kernel numbers it."""
+def _tcp_states(registry: int) -> dict[str, str]:
+    """What each TCP socket of this machine is, by inode; "" for one that leads to the registry's port."""
     states = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            states[fields[9]] = f"TCP socket in state {fields[3]}"
+            _, _, far, state, *rest = line.split()
+            to_registry = int(far.rpartition(":")[2], 16) == registry
+            states[rest[5]] = "" if to_registry else f"TCP socket in state {state}"
     return states
 
 
