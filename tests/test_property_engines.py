@@ -30,10 +30,10 @@ def check(expected: set[str]) -> None:
 
 
 def test_a_short_hunt_finds_nothing_without_a_mutant() -> None:
-    found = hunt(examples=80, seed=None, which=["engines"])
+    found = hunt(examples=40, seed=1, which=["engines"])
     assert not found.tally.broken, found.tally.counterexamples()[0].text()
     for property_id in Engines.PROPERTIES:
-        assert found.tally.verdict(property_id).examples >= 80
+        assert found.tally.verdict(property_id).examples >= 40
 
 
 @named(

@@ -21,6 +21,7 @@ from .prefill_alone import PrefillAlone
 from .prefill_side import PrefillSide
 
 STEPS = 40
+_ROUND = 200
 MACHINES: dict[str, type[Machine]] = {
     machine.NAME: machine
     for machine in (DecodeSide, PrefillSide, LeaseAlone, DrainAlone, DecodeAlone, PrefillAlone, Engines)
@@ -49,24 +50,27 @@ def hunt(
 ) -> Hunt:
     """Run the machines and gather what they show.
 
-    examples: runs per machine. seed: from which they are drawn; None for the same every time. minutes: go on, with
-    other seeds, for so long. which: names of `MACHINES` (default: all). shrink: look for the shortest counterexample;
-    without it a hunt ends sooner once something is found. Raises ValueError for a name that is none.
+    examples: runs per machine. seed: from which they are drawn; None for the same every time. minutes: go on for so
+    long instead, in rounds of other seeds. which: names of `MACHINES` (default: all). progress: called with a line
+    after each round. shrink: look for the shortest counterexample; without it a hunt ends sooner once something is
+    found. Raises ValueError for a name that is none.
     """
     unknown = set(which or ()) - set(MACHINES)
     if unknown:
         raise ValueError(f"no such machine: {', '.join(sorted(unknown))}; they are {', '.join(MACHINES)}")
     account, started, rounds = Account(), time.monotonic(), 0
-    with accounting(account):
-        while True:
-            for name in which or MACHINES:
-                draw = None if seed is None and not rounds else (seed or 0) + rounds
-                _run(MACHINES[name], examples, draw, account, shrink=shrink)
-            rounds += 1
-            if progress is not None:
-                progress(f"round {rounds}: {', '.join(Hunt(account.tally, account.cells).summary())}")
-            if minutes is None or time.monotonic() - started > minutes * 60 or account.tally.broken:
-                return Hunt(account.tally, account.cells)
+    hunted = Hunt(account.tally, account.cells)
+    each = examples if minutes is None else min(examples, _ROUND)
+    while True:
+        draw = seed if minutes is None else (seed or 0) + rounds
+        for name in which or MACHINES:
+            with accounting(account):
+                _run(MACHINES[name], each, draw, account, shrink=shrink)
+        rounds += 1
+        if progress is not None:
+            progress(f"{rounds * each} runs of each machine; {', '.join(hunted.summary())}")
+        if minutes is None or time.monotonic() - started > minutes * 60 or account.tally.broken:
+            return hunted
 
 
 def _run(machine: type[Machine], examples: int, draw: int | None, account: Account, *, shrink: bool) -> None:
