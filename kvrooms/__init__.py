@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .engine.decode import DecodeEngine
     from .engine.handle import wait_any
     from .engine.prefill import PrefillEngine
+    from .engine.security import Security
     from .protocol.errors import (
         EngineClosed,
         HandshakeRefused,
@@ -37,6 +38,7 @@ __all__ = [
     "PrefillEngine",
     "RoomClosed",
     "RoomFailed",
+    "Security",
     "Status",
     "WireError",
     "__version__",
@@ -55,6 +57,7 @@ _HOME = {
     "PrefillEngine": ".engine.prefill",
     "RoomClosed": ".protocol.errors",
     "RoomFailed": ".protocol.errors",
+    "Security": ".engine.security",
     "Status": ".protocol.status",
     "WireError": ".protocol.errors",
     "wait_any": ".engine.handle",

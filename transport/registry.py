@@ -19,7 +19,8 @@ The body of a PUT is a record without `instance`, `rank` and `expires_in_s`. A r
 - `ttl_s`: seconds (0.1 to 86400) that the registration stays without another PUT; `expires_in_s`: what is left of them
 
 A PUT replaces an earlier one; a DELETE succeeds only for the incarnation that is registered. Everything else is refused
-with `{"error": "in words"}`: 400 malformed (unknown fields too), 404 not registered, 408 the body took too long, 409
+with `{"error": "in words"}`: 400 malformed (unknown fields too), 401 without the registry's token (`Authorization:
+Bearer ...`, where it has one; `/health` needs none), 404 not registered, 408 the body took too long, 409
 another incarnation or several instances, 413 a body over 64 KiB, 507 the registry is full.
 """
 

@@ -52,11 +52,12 @@ class HttpRegistry:
     """Registry client for the engines. Any thread may call it; one daemon thread does the HTTP.
 
     Results of lookups are collected with `poll()`; `wake` is called on the client's own thread whenever there are some,
-    and must neither block nor raise.
+    and must neither block nor raise. `token` goes with every request, to whatever registry.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], *, token: str | None = None) -> None:
         self._wake = wake
+        self._token = token
         self._tickets = count(1)
         self._results: deque[Resolved | Unresolved] = deque()
         self._announced: dict[_Key, _Announcement] = {}
@@ -256,7 +257,9 @@ class HttpRegistry:
 
         await self._ready.wait()
         assert self._session is not None
-        headers = {"Content-Type": "application/json"} if body is not None else None
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         try:
             async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
                 content = bytearray()

@@ -6,6 +6,7 @@ The interface is described in `kvrooms.transport.registry`.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 import threading
@@ -39,17 +40,19 @@ class RegistryServer:
         capacity: int = DEFAULT_CAPACITY,
         advertise: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        token: str | None = None,
     ) -> None:
         """Nothing is opened before `start()`.
 
         `host` and `port` are bound (port 0: the system chooses). `capacity` bounds the registrations. `advertise` is
         the host in `url`: by default `host`, or this machine's name when `host` means every interface. `clock` returns
-        monotonic seconds.
+        monotonic seconds. `token` is what every request must bring, except for `/health`; None: nothing.
         """
         self._host = host
         self._port = port
         self._advertise = advertise or (socket.gethostname() if host in _WILDCARDS else host)
         self._table = RegistryTable(capacity, clock)
+        self._token = token
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -109,7 +112,11 @@ class RegistryServer:
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         runner = web.AppRunner(
-            make_app(self._table), access_log=None, shutdown_timeout=0.5, keepalive_timeout=30.0, handle_signals=False
+            make_app(self._table, self._token),
+            access_log=None,
+            shutdown_timeout=0.5,
+            keepalive_timeout=30.0,
+            handle_signals=False,
         )
         await runner.setup()
         try:
@@ -124,18 +131,38 @@ class RegistryServer:
             await runner.cleanup()
 
 
-def make_app(table: RegistryTable) -> web.Application:
-    """The registry's HTTP interface over `table`, as an aiohttp application."""
+def make_app(table: RegistryTable, token: str | None = None) -> web.Application:
+    """The registry's HTTP interface over `table`, as an aiohttp application; see `RegistryServer` for the token."""
     from aiohttp import web
 
     routes = _Routes(table)
-    app = web.Application(client_max_size=values.MAX_BODY, middlewares=[web.middleware(_in_words)])
+    middlewares = [web.middleware(_in_words)]
+    if token is not None:
+        middlewares.append(web.middleware(_Bearer(token)))
+    app = web.Application(client_max_size=values.MAX_BODY, middlewares=middlewares)
     app.router.add_get("/health", routes.health)
     app.router.add_get("/v1/engines", routes.list_all)
     app.router.add_get("/v1/engines/{instance}/{rank}", routes.get)
     app.router.add_put("/v1/engines/{instance}/{rank}", routes.put)
     app.router.add_delete("/v1/engines/{instance}/{rank}", routes.delete)
     return app
+
+
+class _Bearer:
+    """Refuses requests without the token, before anything of them is read. What is not served is not told either."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    async def __call__(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        said = request.headers.get("Authorization", "").encode("utf-8", errors="surrogateescape")
+        if request.path != "/health" and not hmac.compare_digest(said, self._wanted):
+            raise Refused(
+                401, "this registry must be asked with its token: set KVROOMS_SECRET or KVROOMS_REGISTRY_TOKEN"
+            )
+        return await handler(request)
 
 
 class _Routes:

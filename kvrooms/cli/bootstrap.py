@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 
+from ..engine.security import load_security
 from ..transport.registry import RegistryServer
 
 
@@ -15,7 +16,9 @@ def main(host: str, port: int, *, advertise: str | None, max_registrations: int,
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    server = RegistryServer(host, port, capacity=max_registrations, advertise=advertise)
+    security = load_security()
+    security.check_registry_host("host", host)
+    server = RegistryServer(host, port, capacity=max_registrations, advertise=advertise, token=security.token)
     try:
         url = server.start()
     except OSError as error:

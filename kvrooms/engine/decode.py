@@ -20,6 +20,7 @@ from .decode_state import DecodeRecord, Destination, Target
 from .handle import Room
 from .holds import Hold
 from .host import Assembly, Engine
+from .security import Security, load_security
 from .settings import EngineSettings, load_settings
 
 Claimed: TypeAlias = tuple[Indices, int, tuple[Indices, ...]]
@@ -38,7 +39,8 @@ class DecodeEngine(Engine):
     """Receives. One per decode rank; see `Engine` for what any thread may do.
 
     memory: the registered pools. name: for logs and for the peers. settings: see `EngineSettings`; single settings can
-    be given by name instead (`DecodeEngine(memory, moving_timeout_s=5)`), else `KVROOMS_*`, else defaults.
+    be given by name instead (`DecodeEngine(memory, moving_timeout_s=5)`), else `KVROOMS_*`, else defaults. security:
+    what peers and registry must know; None: see `load_security`.
     Raises InvalidArgument and TransportError.
     """
 
@@ -48,14 +50,18 @@ class DecodeEngine(Engine):
         *,
         name: str | None = None,
         settings: EngineSettings | None = None,
+        security: Security | None = None,
         assembly: Assembly | None = None,
         **overrides: float,
     ) -> None:
         settings = settings or load_settings(**overrides)
+        self._security: Security | None = None
         if assembly is None:
             from .real import assemble
 
-            assembly = assemble(check_instance(name or f"decode-{os.getpid()}"), memory, settings)
+            self._security = security = security or load_security()
+            name = check_instance(name or f"decode-{os.getpid()}")
+            assembly = assemble(name, memory, settings, security=security)
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         self._targets: dict[tuple[str, str, int], Target] = {}
         self._holds: dict[RoomKey, Hold] = {}
@@ -169,6 +175,8 @@ class DecodeEngine(Engine):
         target = self._targets.get((bootstrap, instance, rank))
         if target is None:
             url = check_bootstrap(bootstrap)
+            if self._security is not None:
+                self._security.check_registry("bootstrap", url)
             target = Target(url, check_instance(instance) if instance else "", check_rank(rank))
             if len(self._targets) < 1024:
                 self._targets[bootstrap, instance, rank] = target

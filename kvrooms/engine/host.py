@@ -46,7 +46,10 @@ class Runner(Protocol):
 
 
 class Assembly(NamedTuple):
-    """An engine's parts. address: of its control channel ("" if it does not listen). bootstrap: its registry's URL."""
+    """An engine's parts. address: of its control channel ("" if it does not listen). bootstrap: its registry's URL.
+
+    refused: how many connections were not let in, by reason.
+    """
 
     ports: Ports
     source: DescriptorTable
@@ -54,6 +57,7 @@ class Assembly(NamedTuple):
     release: Callable[[], None]
     address: str = ""
     bootstrap: str = ""
+    refused: Callable[[], dict[str, int]] = dict
 
 
 class Drained(NamedTuple):
@@ -111,7 +115,8 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """How often something was ignored, refused or malformed, by kind."""
-        return dict(self._core.counters)
+        refused = {reason: count for reason, count in self._assembly.refused().items() if count}
+        return {**self._core.counters, **refused}
 
     def drain(self, timeout: float = DRAIN_TIMEOUT_S) -> Drained:
         """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.

@@ -19,6 +19,7 @@ from .handle import Room
 from .host import Assembly, Engine
 from .prefill_core import PrefillCore
 from .prefill_state import PrefillRecord
+from .security import Security
 from .sends import Send
 from .settings import EngineSettings, load_settings
 
@@ -57,7 +58,7 @@ class PrefillEngine(Engine):
 
     memory: the registered pools. name: what the registry knows it by. registry: URL of a registry (`kvrooms
     bootstrap`); None serves one in this process. host, port: where decode engines connect (0: any free port);
-    advertise: the host name to publish, where it differs. settings and single settings as for `DecodeEngine`.
+    advertise: the host name to publish, where it differs. settings, single settings and security as for `DecodeEngine`.
     Raises InvalidArgument, TransportError, OSError.
     """
 
@@ -71,6 +72,7 @@ class PrefillEngine(Engine):
         port: int = 0,
         advertise: str | None = None,
         settings: EngineSettings | None = None,
+        security: Security | None = None,
         assembly: Assembly | None = None,
         **overrides: float,
     ) -> None:
@@ -81,7 +83,9 @@ class PrefillEngine(Engine):
             name = check_instance(name or f"prefill-{os.getpid()}")
             registry = None if registry is None else check_bootstrap(registry)
             listen = (host, check_int("port", port, 0, 65535))
-            assembly = assemble(name, memory, settings, listen=listen, advertise=advertise, registry=registry)
+            assembly = assemble(
+                name, memory, settings, listen=listen, advertise=advertise, registry=registry, security=security
+            )
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         super().__init__(memory, settings, assembly)
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
+from ..protocol.identity import agent_name
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration, format_address, parse_address
 from .core import EngineCore, Ports
 from .host import Assembly
+from .security import Security, load_security
 from .settings import EngineSettings
 from .thread import EngineThread
+
+if TYPE_CHECKING:
+    from ..transport.tcp import TcpChannel
 
 log = logging.getLogger("kvrooms.engine")
 _RELEASE_TIMEOUT_S = 5.0
@@ -24,17 +31,19 @@ def assemble(
     listen: tuple[str, int] | None = None,
     advertise: str | None = None,
     registry: str | None = None,
+    security: Security | None = None,
 ) -> Assembly:
     """The parts of an engine. listen: where prefill takes connections; registry: where it registers (None: its own).
 
-    Raises TransportError, OSError, InvalidArgument; nothing is left behind then.
+    security: who is let in; None: as the environment says. Raises TransportError, OSError, InvalidArgument; nothing is
+    left behind then.
     """
-    from ..protocol.identity import agent_name
     from ..transport.nixl import NixlTransport
     from ..transport.registry import HttpRegistry
     from ..transport.system import SystemClock, SystemIds
-    from ..transport.tcp import TcpChannel
 
+    security = security or load_security()
+    security.check(listen, registry)
     undo: list[Callable[[], None]] = []
     try:
         ids = SystemIds()
@@ -42,15 +51,15 @@ def assemble(
         transport = NixlTransport(agent_name(incarnation))
         undo.append(transport.close)
         source = transport.register(memory.layout, memory.regions)
-        channel = TcpChannel(listen, max_connections=settings.max_connections)
+        channel = _channel(listen, settings, security)
         undo.append(channel.close_all)
-        finder = HttpRegistry(channel.wake)
+        finder = HttpRegistry(channel.wake, token=security.token)
         undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
         address = bootstrap = ""
         if listen is not None:
             host, port = parse_address(channel.address)
             address = format_address(advertise or host, port)
-            bootstrap = _serve_registry(listen[0], undo) if registry is None else registry
+            bootstrap = _serve_registry(listen[0], security.token, undo) if registry is None else registry
             finder.announce(bootstrap, _registration(name, memory, settings, address, incarnation))
     except BaseException:
         _release(undo)
@@ -60,18 +69,29 @@ def assemble(
         name=name, incarnation=incarnation, layout=layout, regions=regions, settings=settings, transport=transport,
         channel=channel, registry=finder, clock=SystemClock(), ids=ids,
     )  # fmt: skip
-
-    def runner(core: EngineCore, finish: Callable[[], None]) -> EngineThread:
-        return EngineThread(core, channel, finish)
-
-    return Assembly(ports, source, runner, lambda: _release(undo), address, bootstrap)
+    runner = partial(_thread, channel)
+    return Assembly(ports, source, runner, lambda: _release(undo), address, bootstrap, channel.counters)
 
 
-def _serve_registry(host: str, undo: list[Callable[[], None]]) -> str:
+def _thread(channel: TcpChannel, core: EngineCore, finish: Callable[[], None]) -> EngineThread:
+    return EngineThread(core, channel, finish)
+
+
+def _channel(listen: tuple[str, int] | None, settings: EngineSettings, security: Security) -> TcpChannel:
+    from ..transport.tcp import TcpChannel
+    from ..transport.tcp_door import Door
+
+    most = settings.max_connections
+    seconds, unproven = settings.handshake_timeout_s, max(1, most // 4)
+    door = Door(security.secret, seconds=seconds, most=unproven, anywhere=security.anywhere)
+    return TcpChannel(listen, max_connections=most, door=door)
+
+
+def _serve_registry(host: str, token: str | None, undo: list[Callable[[], None]]) -> str:
     """Serve a registry in this process; its URL."""
     from ..transport.registry import RegistryServer
 
-    server = RegistryServer(host=host, port=0)
+    server = RegistryServer(host=host, port=0, token=token)
     undo.append(server.close)
     return server.start()
 

@@ -18,6 +18,8 @@ from msgspec import Meta
 from ..protocol.errors import InvalidArgument
 
 PREFIX = "KVROOMS_"
+ELSEWHERE = ("KVROOMS_SECRET", "KVROOMS_SECRET_FILE", "KVROOMS_REGISTRY_TOKEN", "KVROOMS_ALLOW_UNAUTHENTICATED")
+"""Variables of the family that are no figures; `security` reads them."""
 
 _Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 _MaybeSeconds = Annotated[float, Meta(ge=0, le=3600)]
@@ -139,7 +141,7 @@ def load_settings(environ: Mapping[str, str] | None = None, /, **overrides: floa
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
     for variable, text in sorted((os.environ if environ is None else environ).items()):
-        if variable.startswith(PREFIX):
+        if variable.startswith(PREFIX) and variable not in ELSEWHERE:
             name = _known(variable, variable[len(PREFIX) :].lower(), PREFIX)
             values[name] = _convert(variable, name, _number(variable, text))
             origin[name] = variable
@@ -161,7 +163,8 @@ def load_settings(environ: Mapping[str, str] | None = None, /, **overrides: floa
 def _known(said: str, name: str, prefix: str) -> str:
     if name in _KINDS and said in {name, prefix + name.upper()}:
         return name
-    near = difflib.get_close_matches(name.lower(), _KINDS, n=1, cutoff=0.5)
+    others = [variable[len(PREFIX) :].lower() for variable in ELSEWHERE] if prefix else []
+    near = difflib.get_close_matches(name.lower(), [*_KINDS, *others], n=1, cutoff=0.5)
     hint = ""
     if near:
         hint = f"; did you mean {prefix + near[0].upper() if prefix else near[0]}?"

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from ..engine.settings import ELSEWHERE
 from ..protocol.errors import KvroomsError
 
 ROLES = {
@@ -43,7 +44,10 @@ class Child:
         with theirs:
             # -P: in a checkout, the working directory's folder kvrooms is not the whole package.
             command = [sys.executable, "-P", "-m", "kvrooms.fuzz.child", role, str(theirs.fileno())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}  # no secret
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
         self._pipe: Connection[Any, Any] = ours
 
     def ask(self, method: str, *arguments: Any) -> None:
