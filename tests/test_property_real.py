@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from kvrooms import DecodeEngine, PrefillEngine, Status
 from kvrooms.harness import strategies as rooms
@@ -135,3 +136,68 @@ def test_whoever_leaves_takes_the_other_along_and_memory_comes_back(pair, who, h
             assert sent == 3, "DONE, and not everything was sent"
         if receiver.poll() is Status.DONE:
             assert pair.landed("kv", [0, 1, 2], [0, 1, 2])
+
+
+class Real(RuleBasedStateMachine):
+    """Up to four rooms at a time, opened, sent page by page, aborted and closed in any order."""
+
+    pair: Pair
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[int, list[Any]] = {}
+        self.unsent: dict[int, list[int]] = {}
+        self.left: set[int] = set()
+
+    @rule(place=st.integers(0, 3), first=st.booleans())
+    def begin(self, place: int, first: bool) -> None:
+        if place not in self.open:
+            pair, pages = self.pair, [3 * place, 3 * place + 1, 3 * place + 2]
+            pair.number += 1
+            number, source = pair.number, list(reversed(pages))
+            opens = [
+                lambda: pair.decode.open(number, bootstrap=pair.prefill.bootstrap, pages=pages, aux_index=place),
+                lambda: pair.prefill.open(number, pages=3, aux_index=place),
+            ]
+            rooms = [call() for call in (opens if first else reversed(opens))]
+            self.open[place], self.unsent[place] = rooms if first else rooms[::-1], source
+
+    @rule(place=st.integers(0, 3))
+    def send(self, place: int) -> None:
+        if self.unsent.get(place) and not self.open[place][1].poll().terminal:
+            self.open[place][1].send([self.unsent[place].pop(0)])
+
+    @rule(place=st.integers(0, 3), side=st.integers(0, 1))
+    def abort(self, place: int, side: int) -> None:
+        if place in self.open:
+            self.left.add(place)
+            self.open[place][side].abort()
+
+    @rule(place=st.integers(0, 3))
+    def end(self, place: int) -> None:
+        """The caller of prefill sends the rest; the room ends as its callers wished, and is closed."""
+        if place not in self.open:
+            return
+        receiver, sender = rooms = self.open.pop(place)
+        source = self.unsent.pop(place)
+        if place not in self.left:
+            for page in source:
+                sender.send([page])
+            assert [room.wait(LIMIT_S) for room in rooms] == [Status.DONE, Status.DONE], [r.failure for r in rooms]
+        if receiver.poll() is Status.DONE:
+            pages = [3 * place, 3 * place + 1, 3 * place + 2]
+            assert self.pair.landed("kv", pages[::-1], pages)
+            assert self.pair.landed("aux", [place], [place])
+        self.left.discard(place)
+        for room in rooms:
+            room.close()
+        assert all(room.wait_memory_free(LIMIT_S) and room._gone.wait(room._desk.lock, LIMIT_S) for room in rooms)
+
+    def teardown(self) -> None:
+        for place in list(self.open):
+            self.end(place)
+
+
+def test_any_sequence_of_calls(pair):
+    Real.pair = pair
+    run_state_machine_as_test(Real, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))
