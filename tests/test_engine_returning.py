@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_bench import Bench, serve_another
 from engine_peers import HandDecode
+from msgspec.structs import replace
 
 from kvrooms import Status
 from kvrooms.engine import prefill_links
@@ -102,6 +103,32 @@ def test_an_incarnation_that_describes_other_memory_than_before_is_refused() -> 
     (refusal,) = hand.heard(wire.Refuse)
     assert "other memory before" in refusal.words[0]
     hand.join()
+
+
+@pytest.mark.parametrize("how", ["another was named", "it answers too late"])
+def test_a_handshake_that_decode_gives_up_is_no_death(how: str) -> None:
+    """Prefill has taken the HELLO for good by then: it would read the end of the connection as that of a process."""
+    bench = Bench(6)
+    (key,) = bench.world.registry
+    entry = bench.world.registry[key]
+    told = watched(bench)
+    room = bench.receive(bench.plan(1), 1, bootstrap_timeout_s=60)
+    if how == "another was named":
+        bench.world.registry[key] = replace(entry, incarnation=entry.incarnation ^ 2)
+    else:
+        welcome, bench.prefill._core._send = bench.prefill._core._send, lambda *_: None
+    bench.settle()
+    bench.pass_time(6)
+    assert told == ["add"]
+    assert not bench.prefill._core._peers[bench.decode._core.incarnation].gone
+    if how == "another was named":
+        bench.world.registry[key] = entry
+    else:
+        bench.prefill._core._send = welcome
+    bench.pass_time(7)
+    serve_another(bench)
+    assert told == ["add"]
+    assert not room.poll().terminal
 
 
 # -- the way of the writes breaks, and both processes are well ---------------------------------------------------------

@@ -112,12 +112,21 @@ class DecodeLinks(EngineCore):
         if link is not None:
             blob = self.transport.metadata()
             self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob))
+            link.introduced, link.incarnation = True, link.sought
+
+    def _drop(self, link: Link, why: str) -> None:
+        """Whoever got our HELLO takes the end of the connection for our death, unless GOODBYE comes first."""
+        assert isinstance(link, DecodeLink)
+        if link.introduced and not link.up and not link.dropped:
+            self._send(link, wire.Goodbye())
+        super()._drop(link, why)
 
     def _handshake(self, link: Link, source: int, target: int, body: wire.Body) -> None:
         assert isinstance(link, DecodeLink)
         match body:
             case wire.Welcome() if source != link.sought:
                 # Whoever gives himself out for a peer that we have would speak for the rooms of that peer.
+                link.incarnation = source
                 self._drop(link, "not the engine that the registry named")
             case wire.Welcome(engine, agent, layout) if target == self.incarnation:
                 unequal = differences(self.layout, layout)
@@ -165,7 +174,7 @@ class DecodeLinks(EngineCore):
 
     def _lost(self, link: Link, event: Closed) -> None:
         assert isinstance(link, DecodeLink)
-        was_up, link.up = link.up, False
+        was_up, link.up, link.introduced = link.up, False, False
         peer = link.peer
         if peer is not None and was_up and peer.link is link:
             peer.link = None

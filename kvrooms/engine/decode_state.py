@@ -82,6 +82,7 @@ class DecodeLink(Link):
         super().__init__()
         self.target = target
         self.sought = 0
+        self.introduced = False
         self.peer: Peer | None = None
         self.held: dict[Grant, None] = {}
         self.holds: dict[Hold, None] = {}
