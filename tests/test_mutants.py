@@ -216,7 +216,7 @@ def test_a_quick_look_kills_one_mutant_of_each_property() -> None:
 
 def test_a_timeout_and_an_exception_are_no_kills() -> None:
     mutant = BY_NAME[QUICK[0]]
-    (late,) = _run_all([Job(mutant.name, False, 0.0)], 1, lambda _: None)
+    (late,) = _run_all([Job(mutant.name, (), 0.0)], 1, lambda _: None)
     assert "not over" in late.error
     assert _result(mutant, late).counterexample is None
     failed = Outcome(mutant.name, error="probes: TypeError: no")
@@ -225,7 +225,7 @@ def test_a_timeout_and_an_exception_are_no_kills() -> None:
 
 def test_a_kill_by_another_property_is_none() -> None:
     mutant = BY_NAME["token-stays"]
-    (found,) = _run_all([Job("aux-guarded-by-state", False, 30.0)], 1, lambda _: None)
+    (found,) = _run_all([Job("aux-guarded-by-state", (), 30.0)], 1, lambda _: None)
     result = _result(mutant, found)
     assert result.counterexample is None
     assert (result.missed, result.more) == (("C1",), ("L2",))

@@ -26,7 +26,7 @@ ENGINE = (
         "positions of a send are counted from where decode begins, not from where the send does",
         Text("engine.sends:transfers", "send.pages[low - first : high - first]", "send.pages[: high - low]"),
         ("S1",),
-        only=True,
+        also=("simulate",),
     ),
     Mutant(
         "too-much-is-seen-late",
@@ -129,6 +129,7 @@ ENGINE = (
         "a room that has ended sends nothing more: its source is the caller's",
         Text("engine.prefill_core:PrefillCore._maybe_freed", "and not record.writers and", "and"),
         ("S3",),
+        also=("simulate",),
     ),
     Mutant(
         "void-still-posts",
@@ -287,6 +288,7 @@ ENGINE = (
         Text("engine.decode_core:DecodeCore._step", "self._by_token.pop(grant.token, None)", "pass"),
         ("C1",),
         only=True,
+        also=("simulate",),
     ),
     Mutant(
         "cap-stays-armed",

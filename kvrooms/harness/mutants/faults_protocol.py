@@ -51,6 +51,7 @@ PROTOCOL = (
             "is not None and declared.pages < wanted.pages:",
         ),
         ("A1", "L2"),
+        also=("simulate",),
     ),
     Mutant(
         "aux-not-compared",
@@ -111,6 +112,7 @@ PROTOCOL = (
         "a rank counts as complete when one of its state components has landed",
         Text("statemachine.ledger:_earlier", "if any(missing.state):", "if missing.state and all(missing.state):"),
         ("S1",),
+        also=("hunt",),
     ),
     Mutant(
         "aux-comes-with-the-pages",

@@ -53,6 +53,7 @@ PUBLIC = (
         Text("engine.sends:transfers", "if send.aux_index is not None and", "if send.aux_index and"),
         ("L2",),
         only=True,
+        also=("hunt",),
     ),
     Mutant(
         "failure-raised-before-cleanup",
@@ -64,6 +65,7 @@ PUBLIC = (
         ),
         ("C2",),
         only=True,
+        also=("simulate",),
     ),
     Mutant(
         "failure-raised-twice",
@@ -71,6 +73,7 @@ PUBLIC = (
         Text("engine.handle:Room.failure_exception", "if surfaced:", "if False:"),
         ("C2",),
         only=True,
+        also=("simulate",),
     ),
     Mutant(
         "cleanup-gives-anothers-key-back",
@@ -103,6 +106,7 @@ PUBLIC = (
         Text("engine.claims:_check", "taken = [index for index in listed if claimed[index]]", "taken: list[int] = []"),
         ("S3",),
         only=True,
+        also=("hunt",),
     ),
     Mutant(
         "quarantined-slot-handed-out",

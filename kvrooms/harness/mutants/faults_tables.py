@@ -21,6 +21,7 @@ TABLES = (
         Opening(_DECODE[0], "ARM(CAP)"),
         ("L1",),
         only=True,
+        also=("hunt",),
     ),
     Mutant(
         "prefill-has-no-cap",
@@ -59,6 +60,7 @@ TABLES = (
         "a METADATA for a room that has failed is dropped",
         Cell(*_PREFILL, "FAILED", "BOUND", (ignore(),)),
         ("L3",),
+        also=("hunt",),
     ),
     Mutant(
         "abort-keeps-its-lease",
@@ -72,6 +74,7 @@ TABLES = (
         Cell(*_DECODE, "DONE", "ABORT", (fail(Phase.FAILED, Do.REPORT),)),
         ("S2",),
         only=True,
+        also=("hunt",),
     ),
     Mutant(
         "done-may-still-fail-on-prefill",
@@ -97,6 +100,7 @@ TABLES = (
         "a room that is DONE and closed stays in its table",
         Without(*_PREFILL, "DONE", "CLOSE", Do.FORGET),
         ("C1",),
+        also=("simulate",),
     ),
     Mutant(
         "done-keeps-its-drain",
@@ -109,6 +113,7 @@ TABLES = (
         "the room has failed, so its pages are free",
         Cell(*_LEASE, "GRANTED", "FAILED", (go(Lease.RELEASED, Do.SEND_ABORT, Do.FREE),)),
         ("S3",),
+        also=("simulate",),
     ),
     Mutant(
         "freed-by-a-timer",
@@ -148,12 +153,14 @@ TABLES = (
         Without(*_DRAIN, "VOID", "SETTLED", Do.SEND_ACK),
         ("L5",),
         only=True,
+        also=("hunt",),
     ),
     Mutant(
         "acknowledged-before-drained",
         "an ABORT is acknowledged at once: nothing more will be posted",
         Cell(*_DRAIN, "OPEN", "VOIDED", (go(Drain.DRAINED, Do.SEND_ACK, Do.FREE),)),
         ("S3",),
+        also=("simulate",),
     ),
     Mutant(
         "void-still-settles-at-once",
@@ -170,6 +177,7 @@ TABLES = (
             "isinstance(event, Declared) and ledger.disagreement",
         ),
         ("A1", "L2"),
+        also=("hunt",),
     ),
     Mutant(
         "late-declaration-not-compared",

@@ -11,7 +11,8 @@ class Mutant(NamedTuple):
     """One mistake.
 
     expected: the properties that must break, each with a counterexample. only: nothing else may break, whatever
-    checker looks. by: the cheapest checker that kills it, as `checkers.check` takes it; "": the probes of `expected`.
+    checker looks. also: checkers that must notice it beside the probes of `expected`, so that each of them is tested,
+    too; only such are named that take seconds.
     """
 
     name: str
@@ -19,4 +20,4 @@ class Mutant(NamedTuple):
     fault: Fault
     expected: tuple[str, ...]
     only: bool = False
-    by: str = ""
+    also: tuple[str, ...] = ()

@@ -15,11 +15,12 @@ import msgspec
 
 from ..evidence import Counterexample
 from .catalogue import BY_NAME, MUTANTS, QUICK
+from .checkers import CHECKERS
 from .mutant import Mutant
 from .zygote import Job, Outcome
 
 Scope: TypeAlias = Literal["quick", "default", "full"]
-FAST_S, FULL_S = 60.0, 600.0
+FAST_S, FULL_S = 120.0, 600.0
 """How long one mutant may take; one that takes longer has survived."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -28,8 +29,8 @@ class MutantResult(NamedTuple):
     """What became of one mutant.
 
     killed_by: "checker property" for each that broke. counterexample: of an expected property, None if it survived.
-    missed: expected properties that no checker has broken; more: others that broke although only `expected` may
-    (both are judged in a full run only). error: what kept a checker from looking.
+    blind: checkers that must notice it and did not. missed: expected properties that no checker has broken; more:
+    others that broke although only `expected` may (judged in a full run). error: what kept a checker from looking.
     """
 
     name: str
@@ -39,6 +40,7 @@ class MutantResult(NamedTuple):
     expected: tuple[str, ...]
     killed_by: tuple[str, ...]
     counterexample: Counterexample | None
+    blind: tuple[str, ...]
     missed: tuple[str, ...]
     more: tuple[str, ...]
     error: str
@@ -64,16 +66,15 @@ def run_mutants(
 ) -> MutantReport:
     """Run the mutants of a scope, or those that are named; raises KeyError for a name that is none.
 
-    quick: one for each property. default: all. Both let the cheapest checker look that is known to kill the mutant.
-    full: all, and every checker looks at each, to the end: shows which properties each one breaks, and that where it
-    says so nothing else does. workers: processes at a time.
+    quick: one for each property, and the probes of that property look. default: all; and the checkers look, too, that
+    the mutant names. full: all, and every checker looks at each: shows which properties each one breaks, and that where
+    it says so nothing else does. workers: processes at a time. A mutant survives if one of those that must notice it
+    does not.
     """
-    chosen = [BY_NAME[name] for name in names] if names is not None else [BY_NAME[n] for n in QUICK]
+    chosen = [BY_NAME[name] for name in names] if names is not None else [BY_NAME[name] for name in QUICK]
     if names is None and scope != "quick":
         chosen = list(MUTANTS)
-    full = scope == "full"
-    jobs = [Job("", full, FULL_S if full else FAST_S)]
-    jobs += [Job(one.name, full, FULL_S if full else FAST_S) for one in chosen]
+    jobs = _jobs(chosen, scope)
     outcomes = _run_all(jobs, max(workers, 1), progress or (lambda _: None))
     base = outcomes[0]
     baseline = base.counterexamples
@@ -84,8 +85,22 @@ def run_mutants(
     return MutantReport(len(results), len(results) - len(survivors), survivors, results, baseline)
 
 
+def _jobs(chosen: list[Mutant], scope: Scope) -> list[Job]:
+    """The job without a mutant, where all look that look at one; then those of the mutants."""
+    if scope == "full":
+        looks = [tuple(CHECKERS)] * len(chosen)
+    else:
+        looks = [one.also if scope == "default" else () for one in chosen]
+    seconds = FULL_S if scope == "full" else FAST_S
+    everybody = tuple(name for name in CHECKERS if any(name in names for names in looks))
+    jobs = [Job(one.name, names, seconds) for one, names in zip(chosen, looks, strict=True)]
+    return [Job("", everybody, max(seconds, FULL_S)), *jobs]
+
+
 def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
     broken = {property_id for found in outcome.broken.values() for property_id in found}
+    noticed = {checker for checker, found in outcome.broken.items() if set(found) & set(mutant.expected)}
+    blind = tuple(one for one in ("probes", *mutant.also) if one in outcome.broken and one not in noticed)
     kill = next((one for one in outcome.counterexamples if one.property in mutant.expected), None)
     return MutantResult(
         name=mutant.name,
@@ -94,7 +109,8 @@ def _result(mutant: Mutant, outcome: Outcome) -> MutantResult:
         mistake=mutant.mistake,
         expected=mutant.expected,
         killed_by=tuple(f"{checker} {one}" for checker, found in outcome.broken.items() for one in found),
-        counterexample=kill,
+        counterexample=None if blind else kill,
+        blind=blind,
         missed=tuple(one for one in mutant.expected if one not in broken),
         more=tuple(sorted(broken - set(mutant.expected))) if mutant.only else (),
         error=outcome.error,

@@ -12,21 +12,26 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
-from ..evidence import Counterexample
+from ..evidence import Counterexample, Tally
 from .catalogue import BY_NAME
-from .checkers import CHECKERS, check
+from .checkers import CHECKERS, check_quickly
 
 _READ = 1 << 16
 
 
 class Job(msgspec.Struct):
-    """mutant: its name, "" for none. full: let every checker look, to the end; else the cheapest that kills it."""
+    """mutant: its name, "" for none. checkers: of `checkers.CHECKERS`, each of which looks to the end.
+
+    Where "probes" is not among them, the probes of the mutant's own properties look first (of all, without a mutant).
+    """
 
     mutant: str
-    full: bool
+    checkers: tuple[str, ...]
     timeout_s: float
 
 
@@ -52,7 +57,7 @@ def main() -> None:
 
 def _warm_up() -> None:
     """Import what the checkers need, so that no child does; those that are not installed are found missing there."""
-    check("", ("L1",))
+    check_quickly(("L1",))
     logging.disable(logging.CRITICAL)
     import importlib
 
@@ -114,19 +119,17 @@ def _look(job: Job) -> Outcome:
     if mutant is not None:
         mutant.fault.plant()
     found = Outcome(job.mutant)
-    if job.full:
-        names = list(CHECKERS)
-    elif mutant is None:
-        names = sorted({"probes", *(one.by for one in BY_NAME.values() if one.by)})
-    else:
-        names = [mutant.by]
-    for name in names:
+    looks: dict[str, Callable[[], Tally]] = {}
+    if "probes" not in job.checkers:
+        looks["probes"] = partial(check_quickly, mutant.expected) if mutant else CHECKERS["probes"]
+    looks |= {name: CHECKERS[name] for name in job.checkers}
+    for name, look in looks.items():
         try:
-            tally = check(name, mutant.expected if mutant else ())
+            tally = look()
         except Exception as error:  # noqa: BLE001 - a mutant may raise anything
-            found.error += f"{name or 'probes'}: {type(error).__name__}: {error}; "
+            found.error += f"{name}: {type(error).__name__}: {error}; "
             continue
-        found.broken[name or "probes"] = tuple(sorted(tally.broken))
+        found.broken[name] = tuple(sorted(tally.broken))
         found.counterexamples += tuple(tally.counterexamples())
     return found
 
