@@ -254,6 +254,10 @@ class Toy(Subject):
             half.free = True
             self.post(self.fail, half, "the peer is gone")
 
+    def restart(self, side):
+        self.dead, self.parked, self.open_rooms[side] = False, {}, {}
+        self.queue = [(write, call) for write, call in self.queue if call.func not in (self.write, self.metadata)]
+
     def inject(self, side, channel, parts):
         if self.defect == "S5" and side == "prefill":
             self.deaf = True

@@ -156,7 +156,7 @@ def _named(cut: Cut) -> str:
 
 @st.composite
 def _failures(draw: Any, subject: Subject, shape: Shape) -> Plan:
-    """A bystander, one or two rooms that fail, and an ordinary room after them."""
+    """A bystander, one or two rooms that fail, or whose side dies and comes back, and an ordinary room after them."""
     traits = subject.traits
     deadline = "decode" in traits.deadlines and draw(st.integers(0, 5)) == 5
     found = []
@@ -168,7 +168,8 @@ def _failures(draw: Any, subject: Subject, shape: Shape) -> Plan:
         if deadline:
             room = room._replace(acts_max=draw(st.integers(1, len(room.acts()) - 1)))
         else:
-            room = room._replace(cut=draw(cuts(traits, ("abort",), room, first=1)))
+            dies = bool(traits.kills) and draw(st.integers(0, 5)) == 5
+            room = room._replace(cut=draw(cuts(traits, ("kill",) if dies else ("abort",), room, first=1)))
         found.append(room)
     bystander, last = draw(rooms(traits, shape)), draw(rooms(traits, shape))
     rests = draw(st.lists(st.integers(0, 6), max_size=6))
@@ -184,7 +185,7 @@ def _framed(plan: Plan) -> bool:
 def _isolated(stage: Stage, plan: Plan) -> bool:
     first, *failing, last = plan.rooms
     bystander = None
-    if not plan.deadline:  # a room that waits meanwhile would meet its own deadline
+    if not plan.deadline and not any(map(_dying, failing)):  # it would meet its own deadline, or die as well
         bystander = stage.room(first)
         for act in bystander.plan.acts()[:-1]:
             perform(stage, bystander, act)
@@ -192,6 +193,8 @@ def _isolated(stage: Stage, plan: Plan) -> bool:
         live = stage.room(room)
         weave(stage, plan, [live])
         _fail(stage, live, timers=plan.deadline)
+        if (side := _dying(room)) is not None:
+            stage.restart(side)
     if bystander is not None:
         perform(stage, bystander, bystander.plan.acts()[-1])
     served = stage.room(last)
@@ -204,6 +207,10 @@ def _isolated(stage: Stage, plan: Plan) -> bool:
     for live in lives:
         must_be_done(stage, live, why[id(live)], whole=True)
     return True
+
+
+def _dying(room: RoomPlan) -> Side | None:
+    return room.cut.side if room.cut is not None and room.cut.verb == "kill" else None
 
 
 def _fail(stage: Stage, live: Live, *, timers: bool) -> None:

@@ -256,6 +256,11 @@ class Stage:
                 del live.handles[side]
                 live.state[side] = "gone"
 
+    def restart(self, side: Side) -> None:
+        """A side that has died comes back under the same name."""
+        self.note(side, "fault", "started again")
+        self.subject.restart(side)
+
     # -- looking -------------------------------------------------------------------------------------------------
 
     def look(self) -> list[State]:

@@ -355,7 +355,7 @@ def run(
 
 def default_effort(subject: Subject, **changes: Any) -> Effort:
     """More examples where no time passes. changes: fields of `Effort`; None leaves the default."""
-    effort = Effort(examples=100, seconds=4.0, shrink_s=10.0) if subject.traits.simulated else Effort()
+    effort = Effort(examples=100, seconds=8.0, shrink_s=10.0) if subject.traits.simulated else Effort()
     return effort._replace(**{name: value for name, value in changes.items() if value is not None})
 
 
