@@ -42,6 +42,9 @@ _FREED = {
     LeaseEvent.FENCED: "the orchestrator has said that the writer was fenced",
 }
 
+_TO_LEASES = {Do.LEASE_LANDED: LeaseEvent.LANDED, Do.LEASE_FAILED: LeaseEvent.FAILED,
+              Do.LEASE_CLOSED: LeaseEvent.CLOSED}  # fmt: skip
+
 
 class DecodeCore(DecodeHolds):
     """Rooms that receive. See `EngineCore`."""
@@ -122,12 +125,9 @@ class DecodeCore(DecodeHolds):
                 case Do.SEND_METADATA:
                     for grant in record.grants:
                         self._advertise(grant)
-                case Do.LEASE_LANDED:
-                    self._each_lease(record, LeaseEvent.LANDED)
-                case Do.LEASE_FAILED:
-                    self._each_lease(record, LeaseEvent.FAILED)
-                case Do.LEASE_CLOSED:
-                    self._each_lease(record, LeaseEvent.CLOSED)
+                case Do.LEASE_LANDED | Do.LEASE_FAILED | Do.LEASE_CLOSED:
+                    for grant in record.grants:
+                        self._lease(grant, _TO_LEASES[do])
                 case Do.REPORT:
                     phase = record.room.phase
                     record.watcher.ended(phase, record.failure, record.context, self._met(record))
@@ -181,10 +181,6 @@ class DecodeCore(DecodeHolds):
         return peer.engine if peer else record.target.instance or record.target.bootstrap
 
     # -- leases --------------------------------------------------------------------------------------------------
-
-    def _each_lease(self, record: DecodeRecord, event: LeaseEvent) -> None:
-        for grant in record.grants:
-            self._lease(grant, event)
 
     def _lease(self, grant: Grant, event: LeaseEvent) -> None:
         before = grant.lease
@@ -268,10 +264,7 @@ class DecodeCore(DecodeHolds):
 
     @property
     def listening(self) -> bool:
-        """Anything may be written here, or waits to settle, while a grant is held, whether its room is open or not.
-
-        Seen with UCX over shared memory: a write does not settle at its writer until its target polls.
-        """
+        """While any grant is held, its room open or not: seen with UCX, a write settles only once its target polls."""
         return bool(self._by_token) or any(peer.grants for peer in self._peers.values())
 
     def _take_in(self) -> bool:
