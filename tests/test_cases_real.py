@@ -106,6 +106,11 @@ def until(what: Any, words: Any = str) -> None:
     raise AssertionError(words())
 
 
+def heard(sender: Any) -> None:
+    """Wait until prefill knows of decode's room: one that decode gives up before that is not known to it at all."""
+    until(lambda: sender.phase != "METADATA")
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     source, target = Side(fill=True), Side(fill=False)
@@ -145,6 +150,7 @@ def test_case_4_after_an_abort_and_after_a_deadline_of_decode_the_next_room_is_s
     for options in ({}, {"waiting_timeout_s": 0.1}):
         room = pair.number()
         receiver, sender = pair.receive(room, [1], **options), pair.prefill.open(room)
+        heard(sender)
         if not options:
             receiver.abort()
         pair.ended(Status.FAILED, receiver, sender)
@@ -247,6 +253,7 @@ def test_case_12_13_and_19_memory_comes_back_after_the_last_write_and_not_before
     for turn in range(30):
         room, pages = pair.number(), [10 + turn % 8, 20, 21]
         receiver, sender = pair.receive(room, pages), pair.prefill.open(room)
+        heard(sender)
         sender.send([1, 2])
         if turn % 2:
             until(lambda receiver=receiver: receiver.poll() is Status.TRANSFERRING)
@@ -266,7 +273,8 @@ def test_case_12_13_and_19_memory_comes_back_after_the_last_write_and_not_before
 def test_case_14_a_room_number_is_used_again_after_a_failure(pair: Pair) -> None:
     room = pair.number()
     for attempt in (0, 0, 1):
-        receiver, sender = pair.receive(room, [1], attempt=attempt), pair.prefill.open(room, attempt=attempt)
+        receiver, sender = pair.receive(room, [1, 2], attempt=attempt), pair.prefill.open(room, attempt=attempt)
+        heard(sender)
         sender.send([3])
         receiver.abort()
         pair.ended(Status.FAILED, receiver, sender)

@@ -13,6 +13,8 @@ NAME = "state_indices"
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("kvrooms", "protocol", "statemachine", "transport")
 HOME = ROOT / "protocol" / "manifest.py"
+JUDGE = ROOT / "kvrooms" / "harness"
+"""It spells for others and must know by itself what a spelling means: an oracle shares no code with what it judges."""
 
 
 def is_function(tree: ast.Module) -> bool:
@@ -69,7 +71,7 @@ def test_no_module_but_the_manifest_looks_inside() -> None:
     found = {
         str(path.relative_to(ROOT)): uses
         for path in modules()
-        if path != HOME and (uses := looks_inside(path.read_text(encoding="utf-8")))
+        if path != HOME and JUDGE not in path.parents and (uses := looks_inside(path.read_text(encoding="utf-8")))
     }
     assert found == {}
 
