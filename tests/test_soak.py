@@ -268,8 +268,8 @@ def carried(plan, *ends, prefill="p1", decode="d1", issued=10.0):
     return Carried(plan, prefill, decode, issued, ends=list(ends))
 
 
-def end(role, status, at=11.0, *, opened=10.0, wrong=0, unbound=False, reason="peer_lost"):
-    return Ended(1, role, status, reason if status != "done" else "", "", opened, at, unbound, wrong)
+def end(role, status, at=11.0, *, opened=10.0, met=10.1, wrong=0, reason="peer_lost"):
+    return Ended(1, role, status, reason if status != "done" else "", "", opened, at, met, wrong)
 
 
 PLAIN = plan_of(CONFIG, PLAIN_FROM)
@@ -334,9 +334,10 @@ def test_the_time_from_a_kill_counts_the_rooms_that_had_found_their_peer():
     tally.incidents.append(Incident("kill", "p1", 10.5, 11.5))
     rooms = [
         (end("decode", "failed", 10.52), True),
-        (end("decode", "failed", 13.4, unbound=True), True),  # it had been advertised: it should have failed at once
-        (end("decode", "failed", 13.4, opened=10.45, unbound=True), False),
-        (end("prefill", "failed", 13.4, unbound=True), False),
+        (end("decode", "failed", 13.4), True),  # it had been advertised: it should have failed at once
+        (end("decode", "failed", 13.4, met=11.8), False),  # to the one that came back
+        (end("prefill", "failed", 13.4, met=0.0), False),  # nobody had asked for it
+        (end("prefill", "failed", 13.4, opened=10.6), False),  # it was asked for, and not open yet
         (end("decode", "done", 10.52), False),
         (end("decode", "failed", 10.4), False),
     ]

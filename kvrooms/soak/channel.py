@@ -6,6 +6,7 @@ Which frame belongs to which room it learns from the METADATA that pass through 
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -44,6 +45,8 @@ class FaultyChannel:
         self._rooms: dict[int, dict[int, Room]] = {}
         self.tokens: dict[int, Room] = {}
         """The room of each token that was sent or received lately."""
+        self.met: dict[Room, float] = {}
+        """When a room's first METADATA passed, in monotonic seconds: from then on this side knows its peer."""
         self.done: Counter[str] = Counter()
         """How often something was done to a frame, by kind of frame and deed."""
 
@@ -122,11 +125,14 @@ class FaultyChannel:
             return
         if isinstance(body, wire.Metadata):
             rooms = self._rooms.setdefault(connection, {})
-            rooms[body.grant] = self.tokens[body.token] = (body.room, body.attempt)
+            room = rooms[body.grant] = self.tokens[body.token] = (body.room, body.attempt)
+            self.met.setdefault(room, time.monotonic())
             if len(rooms) > _GRANTS:
                 del rooms[next(iter(rooms))]
             if len(self.tokens) > _GRANTS:
                 del self.tokens[next(iter(self.tokens))]
+            if len(self.met) > _GRANTS:
+                del self.met[next(iter(self.met))]
 
 
 def hostile(draw: random.Random, side: str) -> Callable[[bytes], Sequence[bytes]]:

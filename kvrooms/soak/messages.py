@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """One side of a room has ended: "done", "failed", or "hung" at twice its longest deadline.
 
-    opened, ended: monotonic seconds. unbound: it never found its other side, and was abandoned. wrong: how many of its
+    opened, ended: monotonic seconds. met: when a METADATA of it first passed, 0 if none did. wrong: how many of its
     items do not hold what they must.
     """
 
@@ -71,7 +71,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
     detail: str
     opened: float
     ended: float
-    unbound: bool = False
+    met: float = 0.0
     wrong: int = 0
 
 

@@ -54,7 +54,6 @@ class Side:
         self.pools = Pools(Oracle(start.config.seed))
         self._settings = load_settings(**start.settings)
         self._open: dict[int, Room] = {}
-        self._unbound: set[int] = set()
         self.held = 0
         """Rooms of which items are still held."""
 
@@ -76,8 +75,6 @@ class Side:
         """The other side of a room is dead for good: end it, if it did not end by itself."""
         room = self._open.get(number)
         if room is not None and not room.poll().terminal:
-            if room.phase == "METADATA":
-                self._unbound.add(number)
             room.abort("its other side is dead")
 
     async def carry(self, order: Order) -> None:
@@ -146,9 +143,8 @@ class Side:
         reason = detail = ""
         if status == "failed" and room.failure is not None:
             reason, detail = room.failure.reason.value, str(room.failure)
-        unbound = plan.number in self._unbound
-        self._unbound.discard(plan.number)
-        return Ended(plan.number, self.role, status, reason, detail, opened, ended, unbound)
+        met = self.channel.met.get((plan.room, plan.attempt), 0.0)
+        return Ended(plan.number, self.role, status, reason, detail, opened, ended, met)
 
     async def _let_go(self, plan: Plan, room: Room) -> None:
         """Close the room, look at how its failure surfaces, and wait until its memory is free."""

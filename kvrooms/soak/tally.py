@@ -14,7 +14,6 @@ KILL_LIMIT_S = 2.0
 """Within what time of a kill the 99th percentile of the survivor's rooms must have failed."""
 _AFTER_KILL_S = 1.0
 _AFTER_FREEZE_S = 3.0
-_JUST_BEFORE_S = 0.1
 _SHOWN = 20
 
 
@@ -133,21 +132,17 @@ class Tally:
             self.corrupt += any(end.wrong for end in room.ends)
 
     def _measure_kill(self, room: Carried) -> None:
-        """How long after its peer's death a room failed: every room that was open, and had found that peer."""
+        """How long after its peer's death a room failed: every room that knew that peer.
+
+        Prefill knows it when a METADATA has come, decode when it has sent one. Before that a room may wait for whoever
+        comes back under the name.
+        """
         for kill in self.incidents:
-            if kill.kind != "kill" or kill.process not in room.processes:
-                continue
-            for end in room.ends:
-                open_then = end.opened < kill.began < end.ended
-                if not open_then or end.status != "failed":
-                    continue
-                # Prefill does not know who will come for a room that nobody has asked for yet; and a room that decode
-                # opened in the very moment of the death may wait for the peer's return.
-                just_opened = end.role == "decode" and end.opened > kill.began - _JUST_BEFORE_S
-                if end.unbound and (end.role == "prefill" or just_opened):
-                    continue
-                if room.plan.harmless:
-                    self._failed_after(kill, end, room)
+            if kill.kind == "kill" and kill.process in room.processes and room.plan.harmless:
+                for end in room.ends:
+                    knew = end.met > 0 and max(end.met, end.opened) < kill.began < end.ended
+                    if knew and end.status == "failed":
+                        self._failed_after(kill, end, room)
 
     def _failed_after(self, kill: Incident, end: Ended, room: Carried) -> None:
         """Counted from the kill, judged from the death: until then the survivors have nothing to notice."""
