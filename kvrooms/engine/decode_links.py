@@ -109,7 +109,7 @@ class DecodeLinks(EngineCore):
 
     def _opened(self, event: Opened) -> None:
         link = self._links.get(event.connection)
-        if link is not None:
+        if isinstance(link, DecodeLink):
             blob = self.transport.metadata()
             self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob))
             link.introduced, link.incarnation = True, link.sought
