@@ -87,7 +87,8 @@ class PrefillRoom:
 
     def belief(self) -> dict[str, str]:
         """For timelines."""
-        waiting = "" if self._ready else "METADATA from decode"
+        ready = "its caller's next send" if self._sent < self._pages else "its writes"
+        waiting = ready if self._ready else "METADATA from decode"
         return {"belief": f"{self._sent} of {self._pages} pages handed over", "waiting": waiting}
 
 
