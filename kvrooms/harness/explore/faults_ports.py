@@ -65,7 +65,7 @@ def write_failed(system: System, state: State) -> Iterator[Faulty]:
 def notification_lost(system: System, state: State) -> Iterator[Faulty]:
     """A notification does not arrive."""
     for lane in range(system.lanes):
-        for what, label, _, _, _, after in system.flying(state[4 + 3 * lane]):
+        for what, _, label, _, _, _, after in system.flying(state[4 + 3 * lane]):
             if what == "note":
                 lost = Label("wire", "fault", f"the notification of {label.text} is lost")
                 yield Faulty(lost, replaced(state, 4 + 3 * lane, after), SILENT)
@@ -77,7 +77,7 @@ def notification_repeated(system: System, state: State) -> Iterator[Faulty]:
     if not system.decode(state[0]).running:
         return
     for lane in range(system.lanes):
-        for what, label, _, use, piece, after in system.flying(state[4 + 3 * lane]):
+        for what, _, label, _, use, piece, after in system.flying(state[4 + 3 * lane]):
             if what == "note":
                 value = system.flights.values[after]
                 again = with_flight(value, use, piece, value[use][piece]._replace(noted=False))

@@ -34,7 +34,7 @@ class Moves:
         """All moves from a state, in a fixed order."""
         found: list[Successor] = []
         self._normal(state, found)
-        moved = any(one.state != state for one in found)
+        moved = any(one.move is Move.NORMAL and one.state != state for one in found)
         if not moved:
             self._timers(state, found)
         budget = self.system.budgets.values[state[1]]
@@ -78,18 +78,19 @@ class Moves:
             else:
                 continue
             found.append(Successor(Move.NORMAL, label, after, result.broken))
-        for what, label, event, use, piece, flights in system.flying(state[at + 2]):
+        for what, certain, label, event, use, piece, flights in system.flying(state[at + 2]):
+            move, broken = Move.NORMAL if certain else Move.WORLD, None
             if what == "land":
                 after = (*state[: at + 2], flights, *state[at + 3 :])
-                found.append(Successor(Move.NORMAL, label, after, None))
             elif what == "note" and decode.running:
                 result = system.step_decode(state[0], system.note(state[0], lane, use, piece))
-                after = system.decoded(state, result, lane, -1, flights)
-                found.append(Successor(Move.NORMAL, label, after, result.broken))
+                after, broken = system.decoded(state, result, lane, -1, flights), result.broken
             elif what == "settle" and prefill.running:
                 result = system.step_prefill(state[at], event)
-                after = system.prefilled(state, result, lane, -1, flights)
-                found.append(Successor(Move.NORMAL, label, after, result.broken))
+                after, broken = system.prefilled(state, result, lane, -1, flights), result.broken
+            else:
+                continue
+            found.append(Successor(move, label, after, broken))
 
     def _connect(self, state: State, lane: int) -> Successor:
         """HELLO and WELCOME: prefill replaces an older connection, decode sends what it has held back."""

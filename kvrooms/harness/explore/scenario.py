@@ -16,6 +16,7 @@ from ...engine import sends
 from ...protocol import manifest as agreement
 from ...protocol import plan as planning
 from ...protocol import wire
+from ...protocol.errors import KvroomsError
 from ...protocol.identity import RoomKey
 from ...protocol.intervals import size
 from ...protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
@@ -215,7 +216,7 @@ class Plan:
         """The pieces of all sends."""
         try:
             return self.writes(len(self.sends))
-        except (AssertionError, LookupError, ValueError):  # the callers disagree: nothing may be posted
+        except (AssertionError, LookupError, ValueError, KvroomsError):  # the two do not fit: nothing may be posted
             return ()
 
     def writes(self, handed: int) -> tuple[Write, ...]:

@@ -90,6 +90,18 @@ class Result(NamedTuple):
     broken: Broken | None
 
 
+class Fate(NamedTuple):
+    """Something that may happen to a write: "land", "note", "settle". certain: it does happen, sooner or later."""
+
+    what: str
+    certain: bool
+    label: Label
+    event: int
+    use: int
+    piece: int
+    flights: int
+
+
 class Setup(NamedTuple):
     """A system to explore. lanes: prefill engines. faults: names of `faults.FAULTS` that may happen, `budget` in all.
 
@@ -301,13 +313,13 @@ class System:
                 found.append((to_prefill, frame_label(sent, to_prefill=to_prefill), event, self.wires.number(after)))
         return tuple(found)
 
-    def flying(self, flights: int) -> tuple[tuple[str, Label, int, int, int, int], ...]:
-        """(what, label, event, use, piece, writes after it) for each thing that may happen to a write."""
+    def flying(self, flights: int) -> tuple[Fate, ...]:
+        """Each thing that may happen to a write."""
         key = (flights, "flying")
-        found: tuple[tuple[str, Label, int, int, int, int], ...] = self.known(key, lambda: self._fly(flights))
+        found: tuple[Fate, ...] = self.known(key, lambda: self._fly(flights))
         return found
 
-    def _fly(self, flights: int) -> tuple[tuple[str, Label, int, int, int, int], ...]:
+    def _fly(self, flights: int) -> tuple[Fate, ...]:
         value, found = self.flights.values[flights], []
         for use, row in enumerate(value):
             writes = self.plans[use].all_writes
@@ -317,7 +329,10 @@ class System:
                 ):
                     event = self.events.number(("settled", use, piece, after.state == GOOD))
                     number = self.flights.number(with_flight(value, use, piece, after))
-                    found.append((what, write_label(self.plans[use], what, piece), event, use, piece, number))
+                    # What has failed, or is left by a dead process, may land and be told, or not.
+                    certain = flight.state in (IN_FLIGHT, GOOD)
+                    label = write_label(self.plans[use], what, piece)
+                    found.append(Fate(what, certain, label, event, use, piece, number))
         return tuple(found)
 
     def note(self, decode: int, lane: int, use: int, piece: int) -> int:
