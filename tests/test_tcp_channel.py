@@ -10,7 +10,7 @@ import time
 import pytest
 from tcp_support import channels, connected, descriptors, fill, framed, frames, of, payload, plain, pump, strange
 
-from kvrooms.transport import tcp, tcp_link
+from kvrooms.transport import tcp_link
 from kvrooms.transport.ports import CloseCause, Closed, Opened
 from kvrooms.transport.tcp import TcpChannel
 
@@ -63,7 +63,7 @@ def test_frames_sent_before_the_connection_opens_arrive(server):
 
 def test_a_name_is_resolved_without_holding_up_the_thread(server, monkeypatch):
     asked, answer = threading.Event(), threading.Event()
-    resolve = tcp.resolve
+    resolve = tcp_link.resolve
 
     def slow(host, port, flags=0):
         if host == "some.where" and not flags:
@@ -72,7 +72,7 @@ def test_a_name_is_resolved_without_holding_up_the_thread(server, monkeypatch):
             return resolve("127.0.0.1", port)
         return resolve(host, port, flags)
 
-    monkeypatch.setattr(tcp, "resolve", slow)
+    monkeypatch.setattr(tcp_link, "resolve", slow)
     with channels(TcpChannel(None)) as client:
         port = server.address.rsplit(":", 1)[1]
         near = client.dial(f"some.where:{port}")
@@ -115,7 +115,7 @@ def test_dialling_nothing_says_why(address, words):
 
 
 def test_a_second_address_of_a_name_is_tried(server, monkeypatch):
-    resolve = tcp.resolve
+    resolve = tcp_link.resolve
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
 
@@ -123,7 +123,7 @@ def test_a_second_address_of_a_name_is_tried(server, monkeypatch):
             dead = (socket.AF_INET, taken.getsockname())
             return [dead, *resolve(host, port, flags)]
 
-        monkeypatch.setattr(tcp, "resolve", two)
+        monkeypatch.setattr(tcp_link, "resolve", two)
         with channels(TcpChannel(None)) as client:
             client.dial(server.address)
             assert len(pump(lambda e: of(Opened, e), client)) == 1

@@ -21,7 +21,7 @@ from ..protocol.registration import parse_address
 from ..protocol.wire import FRAME_MAX
 from .ports import ChannelEvent, CloseCause, Closed, Opened
 from .tcp_door import Door
-from .tcp_link import CHUNK, FIRST_FRAME_MAX, Link, Target, connect_failure, connecting, resolve, verdict
+from .tcp_link import CHUNK, FIRST_FRAME_MAX, Link, Target, connect_failure, connecting, look_up, verdict
 from .tcp_listen import Listener
 
 __all__ = ["FIRST_FRAME_MAX", "TcpChannel"]
@@ -93,9 +93,8 @@ class TcpChannel:
         except WireError as error:
             self._end(link, CloseCause.UNREACHABLE, str(error))
             return link.number
-        try:
-            link.targets = resolve(host, port, socket.AI_NUMERICHOST)
-        except (OSError, UnicodeError):
+        link.targets, words = look_up(host, port, socket.AI_NUMERICHOST)
+        if words:
             # A name: its server may take seconds to answer, and every other peer waits for this thread.
             threading.Thread(target=self._look_up, args=(link.number, host, port), daemon=True).start()
         else:
@@ -193,6 +192,13 @@ class TcpChannel:
         self._bell.close()
         self._hammer.close()
 
+    def abandon(self) -> None:
+        """In a fork: close its copies of all sockets, and unregister nothing: the selector is that of both."""
+        links = [*self._links.values(), *self._lingering, *self._held.values()]
+        for one in (self._listener, self._bell, self._hammer, self._selector, *(link.socket for link in links)):
+            if one is not None:
+                one.close()
+
     # -- sleep and wake ----------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float) -> None:
@@ -226,13 +232,7 @@ class TcpChannel:
 
     def _look_up(self, number: int, host: str, port: int) -> None:
         """On a thread of its own: resolve a name."""
-        targets: list[Target] = []
-        words = ""
-        try:
-            targets = resolve(host, port)
-        except (OSError, UnicodeError) as error:
-            words = str(error)
-        self._resolved.append((number, targets, words))
+        self._resolved.append((number, *look_up(host, port)))
         self.wake()
 
     def _connect(self, link: Link, words: str) -> None:

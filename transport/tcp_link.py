@@ -178,6 +178,14 @@ def resolve(host: str, port: int, flags: int = 0) -> list[Target]:
     return [(found[0], found[4]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)]
 
 
+def look_up(host: str, port: int, flags: int = 0) -> tuple[list[Target], str]:
+    """The addresses of a host; or none, and why in words. Blocks as `resolve` does."""
+    try:
+        return resolve(host, port, flags), ""
+    except (OSError, UnicodeError) as error:
+        return [], str(error) or type(error).__name__
+
+
 def connecting(target: Target) -> tuple[socket.socket | None, str]:
     """A nonblocking socket on its way to a target; or None, and why in words."""
     try:

@@ -17,7 +17,7 @@ from ..protocol.registration import check_bootstrap, check_instance, check_rank
 from .core import EngineCore
 from .decode_core import DecodeCore
 from .decode_state import DecodeRecord, Destination, Target
-from .handle import Room
+from .handle import Room, check_process
 from .holds import Hold
 from .host import Assembly, Engine
 from .security import Security, load_security
@@ -122,6 +122,7 @@ class DecodeEngine(Engine):
         bootstrap, instance, rank, attempt: as for `open`, which takes over what is held. Raises InvalidArgument,
         EngineClosed, Overloaded.
         """
+        self._check_open()
         key = room_key(room, attempt)
         hold = Hold(key, self._target(bootstrap, instance, rank))
         with self.lock:
@@ -136,6 +137,7 @@ class DecodeEngine(Engine):
 
     def release(self, hold: Hold) -> None:
         """Let prefill give a room up. Idempotent."""
+        check_process(self)
         with self.lock:
             if self._holds.get(hold.key) is hold:
                 del self._holds[hold.key]

@@ -172,12 +172,14 @@ class Room:
 
         A room that failed is not enough: on decode, writes may still land until the writer has acknowledged or died.
         """
+        if not self._free.happened:
+            self._check_process()
         return self._free.happened
 
     @property
     def memory_status(self) -> MemoryStatus:
         """`memory_free` with a reason in words."""
-        if self._free.happened:
+        if self.memory_free:
             return MemoryStatus(free=True, why=f"free: {self._free_why}")
         if not self._status.terminal:
             return MemoryStatus(free=False, why="held: the room has not ended")
@@ -185,6 +187,8 @@ class Room:
 
     def poll(self) -> Status:
         """The status now. Never blocks."""
+        if not self._status.terminal:
+            self._check_process()
         return self._status
 
     # -- waiting -------------------------------------------------------------------------------------------------
@@ -243,6 +247,7 @@ class Room:
 
         Nothing happens if the room has not failed. Raises RoomClosed when the failure was raised before.
         """
+        self._check_process()
         if self._status is not Status.FAILED:
             return
         with self._desk.lock:

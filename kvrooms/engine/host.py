@@ -22,6 +22,7 @@ from ..protocol.plan import DescriptorTable
 from ..protocol.status import Phase, Status
 from .claims import Claims
 from .core import EngineCore, Ports
+from .forks import watch
 from .handle import Room, check_process
 from .health import Health
 from .settings import EngineSettings
@@ -45,10 +46,14 @@ class Runner(Protocol):
         """Shut the core down, wait until it has drained, and end. False if it did not end in time."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Assembly(NamedTuple):
     """An engine's parts. address: of its control channel ("" if it does not listen). bootstrap: its registry's URL.
 
-    refused: how many connections were not let in, by reason.
+    refused: how many connections were not let in, by reason. abandon: in a fork, close copies of sockets.
     """
 
     ports: Ports
@@ -58,6 +63,7 @@ class Assembly(NamedTuple):
     address: str = ""
     bootstrap: str = ""
     refused: Callable[[], dict[str, int]] = dict
+    abandon: Callable[[], None] = _nothing
 
 
 class Drained(NamedTuple):
@@ -86,6 +92,11 @@ class Engine:
         self._core = self._make_core(assembly)
         self._runner = assembly.runner(self._core, self._finish)
         self._runner.start()
+        watch(self)
+
+    def forked(self) -> None:
+        """See `forks`. Public methods refuse to be called here, before they take a lock: its holder may be gone."""
+        self._assembly.abandon()
 
     def _make_core(self, assembly: Assembly) -> EngineCore:
         raise NotImplementedError
@@ -99,6 +110,7 @@ class Engine:
 
     def tables(self) -> dict[str, int]:
         """The number of entries of every table. Nothing in it grows with the number of finished rooms."""
+        check_process(self)
         with self.lock:
             claims = {"keys": len(self._open_rooms), "claims": len(self._claims)}
         return {**self._core.tables(), **claims}
@@ -108,6 +120,7 @@ class Engine:
 
         Nothing is freed because of it; see `DecodeEngine.peer_fenced` for what an orchestrator can do.
         """
+        check_process(self)
         health = self._core.health()
         if self._closed:
             return health._replace(ok=False, problems=(*health.problems, "the engine has ended"))

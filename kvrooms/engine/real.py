@@ -70,7 +70,9 @@ def assemble(
         channel=channel, registry=finder, clock=SystemClock(), ids=ids,
     )  # fmt: skip
     runner = partial(_thread, channel)
-    return Assembly(ports, source, runner, lambda: _release(undo), address, bootstrap, channel.counters)
+    return Assembly(
+        ports, source, runner, lambda: _release(undo), address, bootstrap, channel.counters, channel.abandon
+    )
 
 
 def _thread(channel: TcpChannel, core: EngineCore, finish: Callable[[], None]) -> EngineThread:
