@@ -55,6 +55,15 @@ def _describe(field: str, array: Any) -> _Described:
             raise InvalidArgument(field, kind, "only cpu and cuda tensors can be registered")
         memory, device = ("DRAM", 0) if kind == "cpu" else ("VRAM", int(array.device.index or 0))
         item_size, dtype = int(array.element_size()), str(array.dtype).removeprefix("torch.")
+        storage = getattr(array, "untyped_storage", None)
+        if (
+            contiguous
+            and storage is not None
+            and storage().nbytes() < (array.storage_offset() + array.numel()) * item_size
+        ):
+            raise InvalidArgument(
+                field, storage().nbytes(), "the tensor's storage was freed, or has fewer bytes than it"
+            )
     else:
         raise InvalidArgument(field, type(array).__name__, "must be a numpy array or a torch tensor")
     shape = tuple(int(n) for n in array.shape)
@@ -134,6 +143,12 @@ class Memory:
         if total > ITEMS_MAX:  # they are numbered with int32, buffer after buffer
             raise InvalidArgument("kv, aux, state", total, f"may have at most {ITEMS_MAX} items in all together")
         self._arrays = (kv, aux, state)
+
+    def check_unmoved(self) -> None:
+        """Raise InvalidArgument if one of the arrays was freed or moved since it was described."""
+        kv, aux, state = self._arrays
+        if Memory(self.layout.page_size, kv, aux, state).regions != self.regions:
+            raise InvalidArgument("memory", self.regions.pages, "an array was moved or resized since it was described")
 
 
 def _components(

@@ -72,6 +72,31 @@ def test_device_memory_is_told_by_the_tensor() -> None:
     assert caught.value.field == "kv[layer 0 v]"
 
 
+def freed(left: int) -> torch.Tensor:
+    """A tensor of 128 bytes whose storage has been cut down."""
+    tensor = torch.zeros(4, 8)
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
+def test_an_array_that_was_freed_or_moved_since_is_found() -> None:
+    tensor, numbers = torch.zeros(4, 8), np.zeros((4, 8))
+    memory = Memory(1, kv=[Buffer(0, "k", tensor), Buffer(0, "v", numbers)], state=[component()])
+    memory.check_unmoved()
+    before = tensor.untyped_storage()
+    tensor.data = torch.zeros(4, 8)
+    with pytest.raises(InvalidArgument, match="moved or resized"):
+        memory.check_unmoved()
+    before.resize_(0)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(InvalidArgument, match=r"^kv\[layer 0 k\]: the tensor's storage was freed"):
+        memory.check_unmoved()
+
+
+def test_a_view_of_a_part_of_a_larger_storage_is_fine() -> None:
+    assert Memory(1, kv=[Buffer(0, "k", torch.zeros(10, 8)[2:6])]).regions.pages == 4
+
+
 READ_ONLY = array()
 READ_ONLY.flags.writeable = False
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -90,6 +115,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "objects": (np.array([[None]]), "plain element type"),
     "foreign byte order": (np.zeros(4, ">i4"), "native byte order"),
     "meta tensor": (torch.empty((4, 8), device="meta"), "only cpu and cuda"),
+    "freed tensor": (freed(0), "storage was freed"),
+    "shrunk tensor": (freed(100), "storage was freed"),
     "too many items": (np.empty(ITEMS_MAX + 1, np.uint8), "at most"),
 }
 

@@ -140,6 +140,8 @@ class PrefillEngine(Engine):
     def _send(self, room: PrefillRoom, pages: object, state_indices: object, last: bool | None) -> None:
         self._check_open()
         layout, regions = self.memory.layout, self.memory.regions
+        if last is not None and not isinstance(last, (bool, np.bool_)):
+            raise InvalidArgument("last", last, "must be True, False or None")
         some = page_indices("pages", pages, regions.pages)
         skip = room._skip_state  # noqa: SLF001
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)

@@ -44,6 +44,7 @@ def assemble(
 
     security = security or load_security()
     security.check(listen, registry)
+    memory.check_unmoved()
     undo: list[Callable[[], None]] = []
     try:
         ids = SystemIds()
