@@ -48,6 +48,11 @@ class SimChannel:
         end = self._far.get(connection)
         return None if end is None else end.channel
 
+    @property
+    def jammed(self) -> bool:
+        """Whether this end of a connection that it could not write to is still open."""
+        return bool(self._jammed)
+
     def number_there(self, connection: int) -> int:
         """The number that a connection has at its other end; 0 when it is over."""
         end = self._far.get(connection)
@@ -186,5 +191,7 @@ class SimChannel:
         return events
 
     def _event(self, event: ChannelEvent) -> None:
+        if isinstance(event, Closed):
+            self._world.witness.over(self, event.connection, event.cause)
         self._events.append(event)
         self.owner()

@@ -19,7 +19,8 @@ class Faults(NamedTuple):
     in any order. On the transport, per write: post_fails (nothing is posted), write_fails (it ends with an error, and
     what it had under way may land later all the same), write_slow (it stands still for up to `late_s` seconds),
     write_stuck (it stands still until the world heals). delay: where timers run, the probability per step that time
-    passes first, so that anything may be slower than any timer.
+    passes first, so that anything may be slower than any timer. at_once: no fault; the probability that a write has
+    landed and is over when its post returns.
     """
 
     drop: float = 0.0
@@ -34,6 +35,7 @@ class Faults(NamedTuple):
     write_fails: float = 0.0
     write_slow: float = 0.0
     write_stuck: float = 0.0
+    at_once: float = 0.0
 
     @property
     def frames(self) -> bool:

@@ -199,14 +199,23 @@ class SimTransport:
         target = world.agents.get(agent)
         if target is None or target.dead:
             raise PeerGone(f"{agent} is gone")
-        write = Write(world.number(), self, target, rows, notification)
-        self._writes[write.handle] = write
-        world.witness.posted(write)
-        for row in rows:
-            world.later(write, partial(self._land, write, row), ordered=False)
+        write = self.start(target, rows, notification)
+        if world.faults.at_once and world.random.random() < world.faults.at_once:
+            world.finish(write)
+            self._writes.pop(write.handle)
+            return None
         if world.faults.writes:
             self._disturb(write)
         return write.handle
+
+    def start(self, target: SimTransport, rows: list[tuple[int, int, int]], notification: bytes) -> Write:
+        """Let a write begin: from here on the world lets it land."""
+        write = Write(self._world.number(), self, target, rows, notification)
+        self._writes[write.handle] = write
+        self._world.witness.posted(write)
+        for row in rows:
+            self._world.later(write, partial(self._land, write, row), ordered=False)
+        return write
 
     def _rows(self, agent: str, piece: Piece) -> list[tuple[int, int, int]]:
         assert self._table is not None
@@ -258,7 +267,7 @@ class SimTransport:
         if write.message:
             arrival = Arrival(self._agent, write.message)
             world.later((target, "notifications"), partial(target._arrive, arrival), ordered=False)  # noqa: SLF001
-        world.later((self, "settlements"), partial(self._over, write, None), ordered=False)
+        world.later((self, "settlements"), partial(self._over, write, None), ordered=False)  # nothing if it has settled
 
     def _arrive(self, arrival: Arrival) -> None:
         self._world.witness.notified(self, *arrival)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..transport.ports import CloseCause
     from .channel import SimChannel
     from .ports import SimTransport, Write
 
@@ -23,6 +24,9 @@ class Witness:
 
     def broken(self, how: str, channel: SimChannel, connection: int) -> None:
         """A connection breaks at this end: "cut", "jammed". Its other end is still known."""
+
+    def over(self, channel: SimChannel, connection: int, cause: CloseCause) -> None:
+        """A connection is over, as this end sees it."""
 
     def left(self, channel: SimChannel, connection: int) -> None:
         """This end of a connection is being closed by its engine."""

@@ -192,6 +192,17 @@ class World:
         """The posted writes that have bytes under way."""
         return [key for key, lane in self._lanes.by_key.items() if isinstance(key, Write) and lane.queue]
 
+    def finish(self, write: Write) -> None:
+        """Let everything of a write land, now."""
+        lane = self._lanes.by_key[write]
+        while lane.queue:
+            lane.happen(self.random)
+
+    def queue(self, lane: object) -> list[Callable[[], None]]:
+        """What a lane has to come."""
+        found = self._lanes.by_key.get(lane)
+        return found.queue if found is not None else []
+
     def lose(self, lane: object) -> None:
         """Let nothing of a lane happen."""
         found = self._lanes.by_key.pop(lane, None)

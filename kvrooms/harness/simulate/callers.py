@@ -6,7 +6,7 @@ import random
 from collections import deque
 from typing import Any
 
-from ...protocol.errors import InvalidArgument, RoomClosed, RoomFailed
+from ...protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
 from ...protocol.status import Status
 from .judge import Judge
 from .lives import Caller, End, Key, Life, Trouble
@@ -25,7 +25,7 @@ def make_life(serial: int, key: Key, plan: Plan, judge: Judge, where: tuple[int,
     decode, prefill = judge.decodes[where[0]], judge.prefills[where[1]]
     asks = {
         "bootstrap": prefill.engine.bootstrap,
-        "instance": prefill.name if len(judge.prefills) > 1 or draw.random() < 0.5 else "",
+        "instance": prefill.name if len(judge.prefills) > 1 or draw.random() < swarm.named else "",
         "pages": plan.target["kv"],
         "aux_index": next(iter(plan.target["aux"]), None),
         "state_indices": spelled(draw, swarm.shape, plan.state(plan.target)),
@@ -241,11 +241,13 @@ class Callers:
                 )
             if room.record is not None:
                 self.judge.accuse("C2", f"the failure of {life} was raised while the engine still held the room", life)
+        except EngineClosed:
+            self.judge.accuse("C2", f"{life} failed, and the engine does not let go of it", life)
         else:
             self.judge.accuse("C2", f"{life} failed, and no exception is raised", life)
         try:
             room.failure_exception()
-        except RoomClosed:
+        except (RoomClosed, EngineClosed):
             return
         except RoomFailed:
             pass

@@ -152,7 +152,7 @@ class Day:
         if side in judge.prefills:
             self.dead.add(side.name)
         self.stalled.discard(side.name)
-        if kill:
+        if kill or side.channel.jammed:  # over a jammed connection no GOODBYE can go: such an end looks like a death
             judge.crash(side)
             return
         world.stall(side.name, stalled=False)

@@ -9,6 +9,7 @@ from collections import Counter
 
 from ...protocol import wire
 from ...protocol.errors import WireError
+from ...transport.ports import CloseCause
 from ..channel import SimChannel
 from ..ports import SimTransport, Write
 from .bench import Bench
@@ -44,7 +45,10 @@ class Eyes(Bench):
         self._grants: dict[tuple[SimChannel, SimChannel, int], Life] = {}
         self._links: dict[Link, Trouble] = {}
         self._quiet: set[Link] = set()
+        self._still: set[str] = set()
+        self._mends: set[Link] = set()
         self._late: dict[Link, float] = {}
+        self._left: set[tuple[SimChannel, int]] = set()
         self._welcomed: dict[tuple[SimChannel, SimChannel], int] = {}
         super().__init__(
             seed,
@@ -84,7 +88,7 @@ class Eyes(Bench):
         self.current[caller.side, life.key] = life
         link = (life.receiver.side.name, life.sender.side.name)
         trouble = self._links.get(link, Trouble.NONE)
-        if link in self._quiet or self._late.get(link, -1.0) >= self.world.now:
+        if link in self._mends or link in self._quiet or self._late.get(link, -1.0) >= self.world.now:
             trouble = Trouble.SILENT
         if self.world.faults.reorder:
             life.touch(Trouble.RECONNECTING, "frames come in any order")
@@ -118,7 +122,7 @@ class Eyes(Bench):
         self._links[link] = max(self._links.get(link, Trouble.NONE), Trouble.RECONNECTING)
         established = self._welcomed.pop((decode.channel, prefill.channel), None) is not None
         for life in self.between(decode, prefill):
-            life.cut_off = not established
+            life.cut_off |= not established
             told = established and id(life) in granted and life.receiver.room is not None
             self.touch(life, Trouble.ANNOUNCED if told else Trouble.RECONNECTING, why, Trouble.RECONNECTING)
 
@@ -134,8 +138,11 @@ class Eyes(Bench):
         """See `Witness.engine`."""
         side = next((one for one in (*self.decodes, *self.prefills) if one.name == name), None)
         self.note(name, "fault", what)
+        self._still.discard(name)
         if side is None or what == "woken":
             return
+        if what == "stalled":
+            self._still.add(name)
         self.injected[f"engine {what}"] += 1
         decode = side in self.decodes
         for other in self.prefills if decode else self.decodes:
@@ -165,13 +172,14 @@ class Eyes(Bench):
     def delivered(self, channel: SimChannel, connection: int, frame: bytes) -> None:
         """See `Witness.delivered`."""
         kind = frame[1] if len(frame) > 1 else 0
-        if kind in (_WELCOME, _PONG):
+        if kind in (_WELCOME, _PONG) and (channel, connection) not in self._left:
             pair = self.pair(channel, connection)
             if pair is not None:
                 link = (pair[0].name, pair[1].name)
                 self._quiet.discard(link)
-                if kind == _WELCOME and _intact(frame):
-                    self._links.pop(link, None)
+                if kind == _WELCOME and _intact(frame) and not self._still.intersection(link):
+                    if self.swarm.named in (0.0, 1.0):  # else decode may still look for it under the other name
+                        self._links.pop(link, None)
                     self._welcomed[pair[0].channel, pair[1].channel] = connection
         if self.record is not None:
             self._note_frame(True, channel, connection, frame)  # noqa: FBT003
@@ -208,12 +216,18 @@ class Eyes(Bench):
 
     def left(self, channel: SimChannel, connection: int) -> None:
         """See `Witness.left`."""
+        self._left.add((channel, connection))
         pair = self.pair(channel, connection)
         if pair is not None:
             key = (pair[0].channel, pair[1].channel)
             theirs = connection if channel is key[0] else channel.number_there(connection)
             if self._welcomed.get(key) == theirs:
                 del self._welcomed[key]
+
+    def over(self, channel: SimChannel, connection: int, cause: CloseCause) -> None:
+        """See `Witness.over`."""
+        if self.record is not None:
+            self.note(channel.name, "message", f"connection {connection} is over: {cause.value}")
 
     def refused(self, transport: SimTransport, agent: str, source: int) -> None:
         """See `Witness.refused`."""
@@ -249,11 +263,14 @@ class Eyes(Bench):
         life = self._whose(write)
         if life is None:
             return
-        faults = self.world.faults
         if how == "failed":
+            # Prefill posts nothing to that peer until all writes to it are over, then makes the connection anew.
             life.in_doubt = True
-            if faults.write_slow or faults.write_stuck:  # until all its writes are over, nothing else is posted to it
-                self.trouble_link(life.receiver.side, life.sender.side, Trouble.SILENT, "a write to its peer failed")
+            link, waits = (life.receiver.side.name, life.sender.side.name), Trouble.RECONNECTING
+            if self.world.faults.write_slow or self.world.faults.write_stuck:
+                self._mends.add(link)
+                waits = Trouble.SILENT
+            self.trouble_link(life.receiver.side, life.sender.side, waits, "a write to its peer failed")
         self.touch(life, Trouble.ANNOUNCED if how == "failed" else Trouble.SILENT, f"write {write.handle} {how}")
 
     def notified(self, transport: SimTransport, agent: str, message: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...protocol.failure import Failure
@@ -12,6 +13,9 @@ from .memory import Held, Plan, Side
 
 Key = tuple[int, int]
 """Room and attempt."""
+
+
+_LONG = ("pages", "bootstrap")
 
 
 class Trouble(enum.IntEnum):
@@ -144,9 +148,12 @@ class Life:
             "room": str(self),
             "prefill_items": str(counts),
             "decode_items": str({part: len(items) for part, items in plan.target.items()}),
-            "decode_arguments": str(
-                {k: v for k, v in self.receiver.arguments.items() if k not in ("pages", "bootstrap")}
-            ),
+            "decode_arguments": str({k: _shown(v) for k, v in self.receiver.arguments.items() if k not in _LONG}),
             "agree": str(self.agree),
             "touched": "; ".join(self.why) or "by nothing",
         }
+
+
+def _shown(value: object) -> object:
+    """An argument, for people: an iterator would show its address."""
+    return f"an iterator ({type(value).__name__})" if isinstance(value, Iterator) else value

@@ -32,7 +32,7 @@ class Swarm(NamedTuple):
     callers: the share of rooms whose callers abort; vanish (never open, never send, or stop on the way); disagree; are
     hasty (close what has not ended); use a number again; misuse the methods (open twice, send after the end).
     mischief: weights of what happens to engines and connections, trouble: the share of acts that are such. strangers:
-    the share of acts that are a stranger's.
+    the share of acts that are a stranger's. named: the share of rooms whose decode caller names the prefill engine.
     """
 
     shape: Shape
@@ -48,6 +48,7 @@ class Swarm(NamedTuple):
     mischief: dict[str, float]
     trouble: float
     strangers: float
+    named: float
 
 
 def draw_swarm(draw: random.Random) -> Swarm:
@@ -73,6 +74,7 @@ def draw_swarm(draw: random.Random) -> Swarm:
         callers=callers,
         mischief=mischief,
         trouble=_rate(draw, 1.0, 0.002, 0.04) if mischief else 0.0,
+        named=draw.choice((0.0, 0.0, 1.0, 0.5)),
         strangers=0.0 if calm else _rate(draw, 0.2, 0.02, 0.2),
     )
 

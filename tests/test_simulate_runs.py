@@ -1,0 +1,150 @@
+"""Simulated runs: the engines pass them, every fault occurs in them, they replay exactly, planted faults are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from mutants import Mutant, named
+
+from kvrooms.engine import decode_links
+from kvrooms.engine.decode_core import DecodeCore
+from kvrooms.engine.grants import GrantBook
+from kvrooms.engine.handle import Room
+from kvrooms.engine.prefill_core import PrefillCore
+from kvrooms.engine.prefill_posting import PrefillPosting
+from kvrooms.harness.evidence import PROPERTY_IDS, SMOKE
+from kvrooms.harness.simulate.run import Outcome, replay, run_seed, simulate
+from kvrooms.harness.simulate.swarm import MISCHIEF
+from kvrooms.transport.ports import CloseCause
+
+SEEDS = range(120)
+FAULTS = {
+    "connection cut", "connection jammed", "delay", "engine closed", "engine its clock jumps", "engine killed",
+    "engine stalled", "forged notification", "frame corrupted", "frame late", "frame lost", "frame repeated",
+    "frame truncated", "post failed", "stranger's frame", "write failed", "write slow", "write stuck",
+}  # fmt: skip
+
+
+def test_every_run_holds_and_every_property_has_examples() -> None:
+    seen: dict[str, int] = {}
+    injected: set[str] = set()
+    outcomes: set[str] = set()
+    for seed in SEEDS:
+        outcome = run_seed(seed)
+        assert not outcome.found, outcome.found[0].text()
+        injected |= outcome.injected.keys()
+        outcomes |= outcome.outcomes.keys()
+        for property_id, examples in outcome.examples.items():
+            seen[property_id] = seen.get(property_id, 0) + examples
+    assert {name for name, n in seen.items() if n} == set(PROPERTY_IDS) - {SMOKE}
+    assert injected == FAULTS
+    for side in ("decode", "prefill"):
+        for reason in ("DONE", "aborted", "mismatch", "peer_lost", "peer_aborted", "deadline_bootstrap", "shutdown"):
+            assert f"{side} {reason}" in outcomes
+
+
+@pytest.mark.deep
+def test_many_runs() -> None:
+    simulation = simulate(seed=100_000, rooms=300_000)
+    assert not simulation.tally.broken, simulation.tally.counterexamples()[0].text()
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    code = "from kvrooms.harness.simulate.run import replay\nfor seed in (3, 8, 21): print(replay(seed).text())"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hashing},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout
+        for hashing in ("0", "1", "4711")
+    ]
+    assert len(texts[0]) > 10_000
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_replaying_records_the_run_and_does_not_change_it() -> None:
+    for seed in (1, 5, 9):
+        outcome, run = run_seed(seed), replay(seed)
+        assert run.tally.broken == frozenset()
+        assert outcome == run_seed(seed)
+        kinds = {step.kind for step in run.timeline}
+        assert {"call", "message", "write", "notification", "state"} <= kinds
+        assert run.text().startswith(f"simulation seed {seed}\n")
+
+
+def test_runs_are_the_same_in_workers_and_add_up() -> None:
+    told: list[str] = []
+    here = simulate(seed=7, rooms=300, workers=0)
+    there = simulate(seed=7, rooms=300, workers=2, progress=told.append)
+    assert here._replace(seconds=0, tally=there.tally) == there._replace(seconds=0)
+    assert here.rooms >= 300
+    assert here.seeds > 3
+    assert here.hours > 0
+    assert here.faults == sum(here.injected.values()) + sum(
+        n for k, n in here.outcomes.items() if k.endswith(" aborted")
+    )
+    for property_id in PROPERTY_IDS:
+        assert here.tally.verdict(property_id) == there.tally.verdict(property_id)
+
+
+def test_each_use_of_a_timer_names_what_it_closed() -> None:
+    timers = simulate(rooms=1200, workers=0).timers
+    assert any(name.startswith("decode deadline_bootstrap: the answer to METADATA") for name in timers)
+    assert any(name.startswith("prefill deadline_bootstrap: a METADATA") for name in timers)
+    assert any("deadline_waiting: " in name and "aux" in name for name in timers)
+    assert not [name for name in timers if name.endswith(": ")]
+
+
+def test_every_kind_of_mischief_is_drawn() -> None:
+    assert {"stall", "cut", "jam", "jump", "kill prefill", "close decode"} <= set(MISCHIEF)
+
+
+# -- what the judge is worth -------------------------------------------------------------------------------------------
+
+
+def find(limit: int = 400) -> Outcome:
+    """The first run in which something is broken."""
+    for seed in range(limit):
+        outcome = run_seed(seed)
+        if outcome.found:
+            return outcome
+    pytest.fail("no run has found it")
+
+
+PLANTED = {
+    Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"): {"L5"},
+    Mutant(PrefillCore, "_tell_failed", "for writer in record.writers:", "for writer in ():"): {"L3", "L2", "A1"},
+    Mutant(PrefillPosting, "_work", "writer.drain.state is Drain.OPEN", "True"): {"S3", "S4", "L4", "S5"},
+    Mutant(GrantBook, "verdict", "return Verdict.OVER", "return Verdict.NEW"): {"S3", "S4", "L5", "L3", "L4", "S5"},
+    Mutant(Room, "failure_exception", "self.close()", "pass"): {"C2"},
+    Mutant(Room, "failure_exception", "raise RoomClosed(", "raise RuntimeError("): {"C2", "L4", "S5"},
+    Mutant(DecodeCore, "_deadline", "self._fail(record, On.DEADLINE,", "(None and"): {"L1"},
+}
+
+
+@named(list(PLANTED))
+def test_a_planted_fault_breaks_the_property_that_it_should(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    outcome = find()
+    found = {one.property for one in outcome.found}
+    assert found & PLANTED[mutant], [one.summary for one in outcome.found]
+    assert run_seed(outcome.seed).found == outcome.found
+
+
+def test_more_than_a_proof_taken_for_one_is_found_with_a_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_links, "_PROOFS", (*decode_links._PROOFS, CloseCause.TIMED_OUT, CloseCause.LOCAL))
+    outcome = find()
+    assert {one.property for one in outcome.found} <= {"S3", "S4"}
+    found = simulate(seed=outcome.seed, rooms=1, workers=0).tally.counterexamples()[0]
+    assert found.source == f"simulation seed {outcome.seed}"
+    assert "a write" in found.summary or "landed" in found.summary
+    assert found.timeline
+    assert "does not hold" in found.text()
