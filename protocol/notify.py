@@ -71,9 +71,9 @@ def decode(message: bytes) -> Notification:
     if not 1 <= number <= PARTS_MAX:
         raise WireError("parts", f"{number} is not between 1 and {PARTS_MAX}")
     end = _HEAD.size + number * _PART.size
-    digests = tuple(message[at : at + DIGEST_LENGTH] for at in range(end, len(message), DIGEST_LENGTH))
     if len(message) != end + (number * DIGEST_LENGTH if version == DIGEST_VERSION else 0):
         raise WireError("length", f"{len(message)} bytes for {number} parts of version {version}")
+    digests = tuple(message[at : at + DIGEST_LENGTH] for at in range(end, len(message), DIGEST_LENGTH))
     parts = []
     for kind, component, reserved, first, count in _PART.iter_unpack(message[_HEAD.size : end]):
         known = _KINDS.get(kind)
