@@ -234,6 +234,17 @@ def test_frames_of_other_rooms_and_connections_pass():
     assert len(inner.sent) == 6
 
 
+def test_a_room_knows_its_peer_from_the_metadata_that_was_sent_or_accepted():
+    decode, prefill = FaultyChannel(Wire()), FaultyChannel(Wire())
+    decode.send(5, frame(metadata()))
+    assert set(decode.met) == {(7, 0)}
+    prefill._inner.events = [FrameIn(5, frame(metadata())[4:])]
+    prefill.poll()
+    assert not prefill.met, "it may be parked, and refused"
+    prefill.send(5, frame(wire.Accept(1)))
+    assert set(prefill.met) == {(7, 0)}
+
+
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", range(20))
 def test_hostile_frames_are_never_what_the_other_side_may_act_on(side, seed):
@@ -337,7 +348,7 @@ def test_the_time_from_a_kill_counts_the_rooms_that_had_found_their_peer():
         (end("decode", "failed", 13.4), True),  # it had been advertised: it should have failed at once
         (end("decode", "failed", 13.4, met=11.8), False),  # to the one that came back
         (end("prefill", "failed", 13.4, met=0.0), False),  # nobody had asked for it
-        (end("prefill", "failed", 13.4, opened=10.6), False),  # it was asked for, and not open yet
+        (end("prefill", "failed", 13.4, met=10.6), False),
         (end("decode", "done", 10.52), False),
         (end("decode", "failed", 10.4), False),
     ]
@@ -375,6 +386,8 @@ def test_progress_and_table_speak_of_everything():
     assert "peer_lost 1" in stream.getvalue()
     tally.wrongs *= 30
     assert list(tally.complaints())[-1] == "... and 10 more"
+    tally.late_s = 3.0
+    assert "3.0 s late" in next(iter(tally.complaints()))
 
 
 # -- a byte that changes -----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class FaultyChannel:
         self.tokens: dict[int, Room] = {}
         """The room of each token that was sent or received lately."""
         self.met: dict[Room, float] = {}
-        """When a room's first METADATA passed, in monotonic seconds: from then on this side knows its peer."""
+        """When a room came to know its peer, in monotonic seconds: decode sent a METADATA, prefill an ACCEPT."""
         self.done: Counter[str] = Counter()
         """How often something was done to a frame, by kind of frame and deed."""
 
@@ -92,7 +92,13 @@ class FaultyChannel:
             return
         if name == "metadata":
             self._learn(connection, frame[wire.PREFIX_LENGTH :])
-        mark = self._mark_of(connection, name, frame) if self._marks else None
+        knows = name in {"metadata", "accept"}
+        room = self._room_of(connection, frame) if knows or self._marks else None
+        if knows and room is not None:
+            self.met.setdefault(room, time.monotonic())
+            if len(self.met) > _GRANTS:
+                del self.met[next(iter(self.met))]
+        mark = self._mark_of(room, name)
         if mark is None:
             self._inner.send(connection, frame)
             return
@@ -105,13 +111,13 @@ class FaultyChannel:
         for _ in range(mark.copies):
             self._inner.send(connection, frame)
 
-    def _mark_of(self, connection: int, name: str, frame: bytes) -> Mark | None:
+    def _room_of(self, connection: int, frame: bytes) -> Room | None:
         body = wire.decode(frame[wire.PREFIX_LENGTH :]).body
-        room = self._rooms.get(connection, {}).get(getattr(body, "grant", 0))
-        if room is None:
-            return None
-        marks = self._marks.get((room, name))
-        if not marks:
+        return self._rooms.get(connection, {}).get(getattr(body, "grant", 0))
+
+    def _mark_of(self, room: Room | None, name: str) -> Mark | None:
+        marks = self._marks.get((room, name)) if room is not None else None
+        if room is None or not marks:
             return None
         mark = marks.pop(0)
         if not marks:
@@ -125,14 +131,11 @@ class FaultyChannel:
             return
         if isinstance(body, wire.Metadata):
             rooms = self._rooms.setdefault(connection, {})
-            room = rooms[body.grant] = self.tokens[body.token] = (body.room, body.attempt)
-            self.met.setdefault(room, time.monotonic())
+            rooms[body.grant] = self.tokens[body.token] = (body.room, body.attempt)
             if len(rooms) > _GRANTS:
                 del rooms[next(iter(rooms))]
             if len(self.tokens) > _GRANTS:
                 del self.tokens[next(iter(self.tokens))]
-            if len(self.met) > _GRANTS:
-                del self.met[next(iter(self.met))]
 
 
 def hostile(draw: random.Random, side: str) -> Callable[[bytes], Sequence[bytes]]:

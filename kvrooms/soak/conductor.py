@@ -309,7 +309,11 @@ class Conductor:
             heapq.heappop(self._agenda)[2]()
         due = self._agenda[0][0] - time.monotonic() if self._agenda else most_s
         pipes = {seat.running.pipe: seat for seat in self._seats.all if not seat.running.pipe.closed}
-        for pipe in wait(list(pipes), max(0.0, min(due, most_s))):
+        patience_s = max(0.0, min(due, most_s))
+        asleep = time.monotonic()
+        ready = wait(list(pipes), patience_s)
+        self.tally.late_s = max(self.tally.late_s, time.monotonic() - asleep - patience_s)
+        for pipe in ready:
             seat = pipes[pipe]  # type: ignore[index]
             message = seat.running.heard()
             if message is not None:

@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """One side of a room has ended: "done", "failed", or "hung" at twice its longest deadline.
 
-    opened, ended: monotonic seconds. met: when a METADATA of it first passed, 0 if none did. wrong: how many of its
+    opened, ended: monotonic seconds. met: when it came to know its peer, 0 if it did not. wrong: how many of its
     items do not hold what they must.
     """
 

@@ -15,6 +15,7 @@ KILL_LIMIT_S = 2.0
 _AFTER_KILL_S = 1.0
 _AFTER_FREEZE_S = 3.0
 _SHOWN = 20
+_BUSY_S = 1.0
 
 
 @dataclass
@@ -87,6 +88,8 @@ class Tally:
     _after_death_s: list[float] = field(default_factory=list)
     by_fault: Counter[tuple[str, str]] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    late_s: float = 0.0
+    """By how much the conductor was woken late, at most: how busy the machine was."""
     slow: list[str] = field(default_factory=list)
     """Rooms that failed late after a kill, in words."""
     wrongs: list[str] = field(default_factory=list)
@@ -134,8 +137,8 @@ class Tally:
     def _measure_kill(self, room: Carried) -> None:
         """How long after its peer's death a room failed: every room that knew that peer.
 
-        Prefill knows it when a METADATA has come, decode when it has sent one. Before that a room may wait for whoever
-        comes back under the name.
+        Decode knows it when it has sent METADATA, prefill when it has accepted one. Before that a room waits for
+        whoever comes, and be it under the name of the dead.
         """
         for kill in self.incidents:
             if kill.kind == "kill" and kill.process in room.processes and room.plan.harmless:
@@ -176,7 +179,9 @@ class Tally:
         return lines
 
     def complaints(self) -> Iterable[str]:
-        """The first of `slow` and `wrongs`, and how many more of these there are."""
+        """The first of `slow` and `wrongs`, and what to make of them on a machine with too much to do."""
+        if self.late_s > _BUSY_S and (self.slow or self.wrongs):
+            yield f"busy: this process was woken up to {self.late_s:.1f} s late; engines may seem dead on such a machine"
         yield from (f"late: {words}" for words in self.slow[:_SHOWN])
         yield from (f"WRONG: {words}" for words in self.wrongs[:_SHOWN])
         if len(self.wrongs) > _SHOWN:
