@@ -96,13 +96,31 @@ def test_what_the_traits_exclude_is_unknown_and_no_pass():
     assert status(list(outcomes.values())) == 2
 
 
-def test_a_subject_that_does_nothing_is_unknown_where_it_says_so_and_an_error_where_it_does_not():
+def test_a_subject_that_cannot_be_driven_is_unknown_and_the_others_are_judged_all_the_same():
     class Nothing(Subject):
         def stop(self):
             pass
 
-    with pytest.raises(NotImplementedError):
-        judged(Nothing(), "SMOKE")
+    class Breaking(Toy):
+        def hold_writes(self, *, held):
+            raise KeyError("prefill")
+
+    [outcome] = judged(Nothing(), "SMOKE")
+    assert outcome.ok is None
+    assert "could not be driven: NotImplementedError" in outcome.reason
+    held, smoke = judged(Breaking(), "S3", "SMOKE")
+    assert (held.ok, smoke.ok) == (None, True)
+    assert "KeyError: 'prefill'" in held.reason
+
+
+def test_the_writes_of_a_side_that_is_dead_are_not_released():
+    class Careful(Toy):
+        def hold_writes(self, *, held):
+            assert not self.dead
+            super().hold_writes(held=held)
+
+    [outcome] = judged(Careful(), "L5", examples=100)
+    assert (outcome.ok, outcome.reason) == (True, "")
 
 
 def test_what_an_implementation_raises_into_its_caller_breaks_the_property():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from .check import Check
 from .draws import cuts, disagreeing, plans, rich, rooms, seeds, shapes
 from .plan import Cut, Plan, RoomPlan
-from .play import end, hung, must_be_done, must_end, perform, play, weave
+from .play import end, hung, must_be_done, must_end, perform, play, release, weave
 from .stage import Broken, Live, Stage
 from .subject import SIDES, Shape, Side, Subject
 
@@ -239,7 +239,7 @@ def _lease(stage: Stage, plan: Plan) -> bool:
     lives = play(stage, plan)
     if plan.held:
         stage.rest()
-        stage.subject.hold_writes(held=False)
+        release(stage)
     end(stage, lives, close=False)
 
     def free() -> bool:

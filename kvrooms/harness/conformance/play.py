@@ -35,7 +35,9 @@ def weave(stage: Stage, plan: Plan, lives: list[Live], *, barrier: bool = False)
 
 
 def release(stage: Stage) -> None:
-    """Let writes that were held back happen."""
+    """Let writes that were held back happen, unless who posted them is dead."""
+    if ("decode" if stage.subject.traits.pulls else "prefill") in stage.killed:
+        return
     stage.note("wire", "fault", "writes happen again")
     stage.subject.hold_writes(held=False)
 

@@ -99,6 +99,7 @@ class Stage:
         self.rooms: list[Live] = []
         self.dirty = False
         self.warm = False
+        self.killed: set[Side] = set()
         self.baseline: dict[Side, Mapping[str, int]] = {}
         self._numbers = 0
         self._serial = 0
@@ -249,6 +250,7 @@ class Stage:
     def kill(self, side: Side) -> None:
         """A side dies; its callers with it."""
         self.dirty = True
+        self.killed.add(side)
         self.note(side, "fault", "killed")
         self.subject.kill(side)
         for live in self.rooms:
@@ -258,6 +260,7 @@ class Stage:
 
     def restart(self, side: Side) -> None:
         """A side that has died comes back under the same name."""
+        self.killed.discard(side)
         self.note(side, "fault", "started again")
         self.subject.restart(side)
 

@@ -7,6 +7,7 @@ it is shown nothing new, and what was smallest until then is the counterexample.
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -309,10 +310,19 @@ def judge(session: Session, check: Check) -> Outcome:
                 return _verdict(session, check, search, examples, started)
     except Unsupported as unsupported:
         return Outcome(check.id, None, examples, str(unsupported), seconds=time.monotonic() - started)
+    except Exception as error:  # noqa: BLE001 - a subject that cannot be driven here may be judged elsewhere
+        return Outcome(check.id, None, examples, _undriven(error), seconds=time.monotonic() - started)
     finally:
         session.stop()
     reason = unconfirmed or ("" if examples else "no example said anything about it in the time there was")
     return Outcome(check.id, None if reason else True, examples, reason, seconds=time.monotonic() - started)
+
+
+def _undriven(error: Exception) -> str:
+    """What was raised where, when it was nothing that an implementation says to its callers."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"the subject could not be driven: {text} ({place.filename}:{place.lineno})"
 
 
 def _verdict(session: Session, check: Check, search: _Search, examples: int, started: float) -> Outcome:
