@@ -181,7 +181,7 @@ class Tally:
     def complaints(self) -> Iterable[str]:
         """The first of `slow` and `wrongs`, and what to make of them on a machine with too much to do."""
         if self.late_s > _BUSY_S and (self.slow or self.wrongs):
-            yield f"busy: this process was woken up to {self.late_s:.1f} s late; engines may seem dead on such a machine"
+            yield f"busy: this process was woken {self.late_s:.1f} s late once; engines may seem dead on such a machine"
         yield from (f"late: {words}" for words in self.slow[:_SHOWN])
         yield from (f"WRONG: {words}" for words in self.wrongs[:_SHOWN])
         if len(self.wrongs) > _SHOWN:
