@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,8 +99,47 @@ def check_nothing_completes_before_the_totals() -> None:
         disagree(bench, receiver, sender, "pages: prefill has 3, decode expects 2")
 
 
+def check_nothing_asked_for() -> None:
+    """Decode holds the whole prompt and asks for nothing, and prefill's caller has a page more."""
+    for seed, order in itertools.product(range(4), range(3)):
+        bench = Bench(seed)
+        plan = bench.plan(3)
+
+        def send(bench: Bench = bench, plan: Plan = plan) -> PrefillRoom:
+            return bench.offer(plan, **WITHOUT_AUX)
+
+        def receive(bench: Bench = bench, plan: Plan = plan) -> DecodeRoom:
+            return bench.receive(plan, pages=[], prefix_pages=2, **WITHOUT_AUX)
+
+        receiver, sender = in_both_orders(bench, receive, send, order)
+        bench.settle()
+        assert not receiver.poll().terminal
+        sender.send(plan.source["kv"], last=True)
+        disagree(bench, receiver, sender, "pages: prefill has 3, decode expects 2")
+
+
 def test_decode_is_not_done_before_the_totals_were_compared() -> None:
     check_nothing_completes_before_the_totals()
+    check_nothing_asked_for()
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_a_room_that_asks_for_nothing_is_done_with_the_totals(order: int) -> None:
+    bench = Bench(order)
+    plan = bench.plan(2, prefix=2, aux=False)
+    receive, send = partial(bench.receive, plan, **WITHOUT_AUX), partial(bench.offer, plan, **WITHOUT_AUX)
+    receiver, sender = in_both_orders(bench, receive, send, order)
+    bench.settle()
+    send_in(sender, plan, [2])
+    bench.finish(receiver, sender)
+    assert (receiver.failure, sender.failure) == (None, None)
+
+
+def test_the_check_of_rooms_that_ask_for_nothing_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    Mutant(PrefillCore, "_accept", "(writer.unposted or record.room.ledger.declared.complete)", "True").plant(
+        monkeypatch
+    )
+    dies(check_nothing_asked_for)
 
 
 @named([

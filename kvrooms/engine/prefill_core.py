@@ -120,11 +120,11 @@ class PrefillCore(PrefillGrants):
                     self._timers.disarm(record, Alarm.PHASE)
                     self._timers.disarm(record, Alarm.CAP)
                 case Do.SEND_ACCEPT:
-                    for writer in record.writers:
-                        self._tell(writer, wire.Accept(writer.number))
+                    self._accept(record)
                 case Do.SEND_FAILED:
                     self._tell_failed(record)
                 case Do.DRAIN_FINISHED:
+                    self._accept(record)
                     self._each_drain(record, DrainEvent.FINISHED)
                 case Do.DRAIN_VOIDED:
                     self._each_drain(record, DrainEvent.VOIDED)
@@ -139,6 +139,13 @@ class PrefillCore(PrefillGrants):
                     record.watcher.forgotten()
                 case _:
                     raise AssertionError(f"{do} is no command of this table ({event})")
+
+    def _accept(self, record: PrefillRecord) -> None:
+        """Tell decode that its grants are bound. One that asks for nothing is DONE by this: after the totals, then."""
+        for writer in record.writers:
+            if not writer.accepted and (writer.unposted or record.room.ledger.declared.complete):
+                writer.accepted = True
+                self._tell(writer, wire.Accept(writer.number))
 
     def _arm(self, record: PrefillRecord, timer: Timer) -> None:
         settings = record.settings

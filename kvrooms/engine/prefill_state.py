@@ -66,6 +66,7 @@ class Writer:
         self.drain = DrainValue()
         self.record: PrefillRecord | None = None
         self.ready = False
+        self.accepted = False
         self.voided_at = 0.0
         self.posted_bytes = 0
         manifest = wanted.manifest
