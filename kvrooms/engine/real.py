@@ -65,15 +65,12 @@ def assemble(
     except BaseException:
         _release(undo)
         raise
-    layout, regions = memory.layout, memory.regions
     ports = Ports(
-        name=name, incarnation=incarnation, layout=layout, regions=regions, settings=settings, transport=transport,
-        channel=channel, registry=finder, clock=SystemClock(), ids=ids,
+        name=name, incarnation=incarnation, layout=memory.layout, regions=memory.regions, settings=settings,
+        transport=transport, channel=channel, registry=finder, clock=SystemClock(), ids=ids,
     )  # fmt: skip
-    runner = partial(_thread, channel)
-    return Assembly(
-        ports, source, runner, lambda: _release(undo), address, bootstrap, channel.counters, channel.abandon
-    )
+    runner, release = partial(_thread, channel), lambda: _release(undo)
+    return Assembly(ports, source, runner, release, address, bootstrap, channel.counters, channel.abandon)
 
 
 def _thread(channel: TcpChannel, core: EngineCore, finish: Callable[[], None]) -> EngineThread:
