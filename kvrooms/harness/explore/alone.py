@@ -66,16 +66,15 @@ class Alone:
 
     def run(self) -> Found:
         """Explore all four."""
-        for senders in (1, 2):
-            self._walk(
-                "decode room alone", rooms.decode_room((_WANTED,) * senders), _decode_events(senders), self._decode
-            )
+        one, two = rooms.decode_room((_WANTED,)), rooms.decode_room((_OTHER, _OTHER))
+        self._walk("decode room alone", one, _decode_events(1, _PARTS), self._decode)
+        self._walk("decode room of two senders alone", two, _decode_events(2, _PARTS[::2]), self._decode)
         self._walk("prefill room alone", rooms.prefill_room(), _prefill_events(), self._prefill)
         self._walk("lease alone", memory.LEASE.initial, list(LeaseEvent), self._lease)
         self._walk("drain alone", memory.DrainValue(), list(DrainEvent), self._drain)
         checked = {"L1": self._states, "S2": self._steps, "S3": self._steps, "C2": self._steps}
         cells = dict(self._cells.visits)
-        return Found(self._states, self._steps, True, checked, self._broken, {}, cells, frozenset(), 0)  # noqa: FBT003
+        return Found(self._states, self._steps, complete=True, checked=checked, broken=self._broken, cells=cells)
 
     def _walk(
         self, name: str, start: V, events: Iterable[Any], step: Callable[[V, Any], tuple[V, list[Broken]] | None]
@@ -170,9 +169,9 @@ def _room(who: str, before: Any, after: Any, event: Any, commands: tuple[Command
         yield Broken("C2", f"{who} is reported before its deadlines are disarmed ({_words(event)})")
 
 
-def _decode_events(senders: int) -> list[Any]:
+def _decode_events(senders: int, parts: tuple[tuple[PartKind, int, int], ...]) -> list[Any]:
     ranks = range(senders)
-    landed = [Landed(rank, part, component, at, at + 1) for rank in ranks for part, component, at in _PARTS]
+    landed = [Landed(rank, part, component, at, at + 1) for rank in ranks for part, component, at in parts]
     return [*(Accepted(rank) for rank in ranks), *landed, *_FAILS, Close()]
 
 

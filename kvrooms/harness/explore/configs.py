@@ -96,8 +96,9 @@ def _distinct(made: Iterator[Job]) -> Iterator[Job]:
     """Each job in all spellings of nothing; those that the running code takes for the same are explored once."""
     seen = set()
     for job in made:
-        decode = NOTHINGS if not any(job.request.state) else NOTHINGS[:1]
-        prefill = NOTHINGS if not any(job.request.gives_state) else NOTHINGS[:1]
+        # Spellings are the business of the callers' inputs: where faults are, one of them will do.
+        decode = NOTHINGS[:1] if any(job.request.state) or job.budget else NOTHINGS
+        prefill = NOTHINGS[:1] if any(job.request.gives_state) or job.budget else NOTHINGS
         for spelled in itertools.product(decode, prefill):
             spelt = job._replace(request=job.request._replace(spelled=spelled))
             signature = (job, _signature(spelt))

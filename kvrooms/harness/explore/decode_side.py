@@ -113,6 +113,7 @@ class DecodeTurn:
         self._links = list(side.links)
         self._frames: list[tuple[int, Sent]] = []
         self._broken: Broken | None = None
+        self._untidy: Broken | None = None
 
     def take(self, event: tuple[Any, ...]) -> tuple[DecodeSide, Effects]:
         """The side after an event, and what it hands over."""
@@ -255,7 +256,7 @@ class DecodeTurn:
         now = self._records[use]
         assert now is not None
         broken = judge_step("the room on decode", record.last, now.last, _armed(now))
-        self._broken = self._broken or broken
+        self._broken = self._broken or broken or self._untidy
 
     def _carry_out(self, use: int, commands: tuple[Command, ...]) -> None:
         for do, timer in commands:
@@ -276,7 +277,7 @@ class DecodeTurn:
                         self._lease(use, lane, _LEASE_EVENTS[do])
                 case Do.REPORT:
                     if _armed(record):
-                        self._broken = self._broken or Broken("C2", "decode's caller hears the end before the clean-up")
+                        self._untidy = Broken("C2", "decode's caller hears the end before the clean-up")
                     last = record.last._replace(reports=record.last.reports + 1)
                     self._records[use] = record._replace(last=last)
                 case Do.FORGET:

@@ -23,6 +23,7 @@ class Writer(NamedTuple):
     record: int = PARKED
     drain: memory.DrainValue = memory.DrainValue()
     taken: int = 0
+    accepted: bool = False
 
 
 class Record(NamedTuple):
@@ -68,12 +69,15 @@ def following(plans: tuple[Plan, ...], writer: Writer, record: Record) -> Write 
     return writes[writer.taken] if writer.taken < len(writes) else None
 
 
+def unposted(plans: tuple[Plan, ...], writer: Writer, record: Record) -> int:
+    """How many positions of a bound grant are not posted."""
+    taken = plans[writer.use].writes(record.sends)[: writer.taken]
+    return plans[writer.use].owed_items - sum(part.size for write in taken for part in write.piece.parts)
+
+
 def _as_engine(plans: tuple[Plan, ...], writer: Writer, record: Record) -> Any:
-    """What the engine's own questions look at: how many items are not posted, and the room."""
-    posted = sum(
-        part.size for write in plans[writer.use].writes(record.sends)[: writer.taken] for part in write.piece.parts
-    )
-    return SimpleNamespace(unposted=plans[writer.use].owed_items - posted, record=record)
+    """What the engine's own questions look at: how many positions are not posted, and the room."""
+    return SimpleNamespace(unposted=unposted(plans, writer, record), record=record)
 
 
 def postable(plans: tuple[Plan, ...], writer: Writer, record: Record) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from typing import NamedTuple
 
 from ...protocol.invariants import INVARIANTS
-from ..evidence import Counterexample, Tally
+from ..evidence import Counterexample, Step, Tally
 from .alone import Alone
 from .configs import NAMES, Job, Scope, jobs
 from .search import Found, Search
@@ -72,8 +72,19 @@ def explore(
 def search(job: Job) -> tuple[Job, Found, float]:
     """One job, from the beginning, with nothing remembered from another. The seconds it took."""
     started = time.monotonic()
-    found = Alone().run() if job.config == "alone" else Search(job.system(), job.config).run()
+    found = Alone().run() if job.config == "alone" else _searched(job)
     return job, found, time.monotonic() - started
+
+
+def _searched(job: Job) -> Found:
+    try:
+        one = Search(job.system(), job.config)
+    except Exception as error:  # noqa: BLE001 - a request that is refused never becomes a room
+        words = f"what the callers ask for is refused: {type(error).__name__}: {error}"
+        step = Step(1.0, "decode caller", "call", "open the room", "decode")
+        refused = Counterexample("L2", words, f"explore {job.config}", job.request.text, (step,))
+        return Found(0, 0, complete=False, checked={}, broken={"L2": refused})
+    return one.run()
 
 
 def _weight(job: Job) -> tuple[int, int, int, int]:

@@ -36,10 +36,10 @@ class Found(NamedTuple):
     complete: bool
     checked: dict[str, int]
     broken: dict[str, Counterexample]
-    timers: dict[str, int]
-    cells: dict[str, int]
-    outcomes: frozenset[tuple[str, str, str]]
-    depth: int
+    timers: dict[str, int] = {}  # noqa: RUF012 - never changed
+    cells: dict[str, int] = {}  # noqa: RUF012 - never changed
+    outcomes: frozenset[tuple[str, str, str]] = frozenset()
+    depth: int = 0
 
 
 class Search:

@@ -247,7 +247,8 @@ class Bench(Witness):
 
     def landed(self, write: Write, source: int, destination: int, length: int) -> None:
         """Bytes have landed: in a room's memory, from the same room's."""
-        taker, giver = self.by_agent.get(write.target.agent), self.by_agent.get(write.source.agent)
+        taker = self.by_agent.get(write.target.agent)
+        giver = self.by_agent.get(write.source.agent) if write.error is None else None  # a failed one read it before
         for offset, taken in _holders(taker, destination, length) if taker is not None else ():
             given = giver.owners.get(source + offset) if giver is not None else None
             from_room = given[0] if given is not None else None
@@ -255,7 +256,7 @@ class Bench(Witness):
                 self._landed_in(taken, from_room, length)
             elif self.every_room:
                 self.complain("S5", f"{length} bytes landed in {write.target.name}, in an item that no room ever had")
-        for _, read in _holders(giver, source, length) if giver is not None and write.error is None else ():
+        for _, read in _holders(giver, source, length) if giver is not None else ():
             if read is not None and read.freed:
                 self.complain("S3", f"{length} bytes of {read.room!r} were read after it was said to be free", read)
 

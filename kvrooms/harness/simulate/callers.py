@@ -37,6 +37,8 @@ def make_life(serial: int, key: Key, plan: Plan, judge: Judge, where: tuple[int,
     receiver, sender = Caller(decode, asks), Caller(prefill, gives)
     disagrees = draw.random() < swarm.callers["disagree"] and _disagree(draw, swarm.shape, plan, asks, gives)
     life = Life(serial, key, plan, receiver, sender, agree=not disagrees)
+    stateless = asks.get("skip_state") or not any(plan.state(plan.target).values())
+    life.asks_nothing = not asks["pages"] and asks["aux_index"] is None and stateless
     life.sends = chunks(draw, swarm.shape, plan)
     receiver.intends.extend(("open", "close"))
     sender.intends.extend(("open", *["send"] * len(life.sends), "close"))
@@ -218,7 +220,6 @@ class Callers:
             self._surface(life, caller)
         caller.room.close()
         caller.closed = True
-        self.judge.current.pop((caller.side, life.key), None)
 
     def absorbs(self, life: Life, caller: Caller) -> None:
         """A room that has ended is as it was when it ended."""

@@ -45,30 +45,42 @@ class Day:
                 self.mischief()
             elif dice < swarm.trouble + swarm.strangers:
                 self.strangers[0].act()
-            elif not self.go_on():
-                self.begin()
+            elif not self.go_on() and not self.wait():
+                return
             dice = draw.random()
             judge.steps(int(dice * dice * 14), timers=draw.random() < swarm.pace)
 
     # -- rooms -----------------------------------------------------------------------------------------------------
 
     def go_on(self) -> bool:
-        """Let a caller do what it intends next. False: a room should be begun instead."""
-        lives = self.judge.lives
-        if self.left and (not lives or (len(lives) < OPEN_MAX and self.draw.random() < 0.25)):
+        """Let a caller do what it intends next, or begin a room. False: nobody can do anything now."""
+        draw, judge = self.draw, self.judge
+        may = self.callers.may
+        ready = [(life, caller) for life in judge.lives for caller in life.callers if may(caller)]
+        if self.left and (not ready or (len(ready) < OPEN_MAX and draw.random() < 0.25)) and self.begin():
+            return True
+        if not ready:
             return False
-        for _ in range(4):
-            if not lives:
-                break
-            life = self.draw.choice(lives)
-            caller = self.draw.choice(life.callers)
-            if self.callers.may(caller):
-                self.callers.act(life, caller)
-                break
-            if life.done_with:
-                lives.remove(life)
-                self._past(life)
+        life, caller = ready[int(draw.random() * len(ready))]
+        self.callers.act(life, caller)
+        if caller.closed:
+            self.sweep()
         return True
+
+    def wait(self) -> bool:
+        """Nobody can do anything before something has happened. False: nothing will."""
+        self.sweep()
+        if self.world.busy:
+            self.judge.steps(10)
+            return True
+        return bool(self.swarm.pace or self.stalled) and self.judge.steps(20, timers=True)
+
+    def sweep(self) -> None:
+        """Put lives that are over into the past."""
+        over = [life for life in self.judge.lives if life.done_with]
+        for life in over:
+            self.judge.lives.remove(life)
+            self._past(life)
 
     def _past(self, life: Life) -> None:
         judge = self.judge
@@ -78,17 +90,17 @@ class Day:
         judge.examples["S4"] += life.again
         self.past.append(life)
 
-    def begin(self) -> None:
-        """Make a room that its callers will open, if there is memory for it."""
+    def begin(self) -> bool:
+        """Make a room that its callers will open. False: there is no memory for it."""
         draw, judge = self.draw, self.judge
-        if not self.left or len(judge.lives) > 3 * OPEN_MAX:
-            return
+        if len(judge.lives) > 3 * OPEN_MAX:
+            return False
         where = (draw.randrange(len(judge.decodes)), draw.randrange(len(judge.prefills)))
         pages = draw.choice((0, 1, 1, 2, 2, 3, 4, 6))
         state = {name: draw.randrange(3) for name in judge.shape.components if name in ("swa", "index")}
         sides = (judge.decodes[where[0]], judge.prefills[where[1]])
         if any(len(free) < (pages if part == "kv" else 2) for side in sides for part, free in side.free.items()):
-            return
+            return False
         self.left -= 1
         self.serials += 1
         prefix = draw.randrange(pages + 1) if draw.random() < 0.2 else 0
@@ -97,6 +109,7 @@ class Day:
         life = make_life(self.serials, self._key(sides), plan, judge, where)
         judge.lives.append(life)
         self._inherit(life)
+        return True
 
     def _key(self, sides: tuple[Side, Side]) -> Key:
         """A number that nobody has used, or one that has been used: as the next attempt, or as the same one."""

@@ -74,7 +74,7 @@ class Judge(Eyes):
             if life.agree:
                 self.examples["S1"] += held.receives
                 super().ended(held)
-            elif not (held.receives and caller.arguments["aux_index"] is None):
+            elif not (held.receives and life.asks_nothing):
                 self.accuse("A1", f"{held.room!r}, and its callers had asked for different things", life)
         elif failure is not None:
             self._failed(life, caller, failure)
@@ -89,8 +89,9 @@ class Judge(Eyes):
             self._timer(life, who, failure)
         if life.trouble is Trouble.SILENT:
             return
-        waits = not life.complete or other.absent or life.acted_at == self.world.now
+        waits = not life.complete or other.absent
         if deadline:
+            waits |= life.acted_at == self.world.now  # it had passed before the callers did their part
             never_asked = caller is life.sender and other.end is not None and reason == "deadline_bootstrap"
             if failure.origin == "local" and (waits or never_asked):
                 life.touch(Trouble.ANNOUNCED, f"{who} has waited long enough")

@@ -70,9 +70,10 @@ class Caller:
 class Life:
     """One room. agree: whether its callers' arguments do. It has a serial number, as numbers of rooms come again.
 
-    in_doubt: a write of it has failed. cut_off: no connection was up when its last one broke. mixed: it shares its key
-    with another life that has memory. again: its number was used before. targeted: a stranger may have spoken of it.
-    broken: a property does not hold for it. sent_all: its last send was made.
+    asks_nothing: decode is owed nothing at all, and is DONE as soon as it is accepted. in_doubt: a write of it has
+    failed. cut_off: no connection was up when its last one broke. mixed: it shares its key with another life that has
+    memory. again: its number was used before. targeted: a stranger may have spoken of it. broken: a property does not
+    hold for it. sent_all: its last send was made. acted_at: when a caller last did something for it.
     """
 
     def __init__(self, serial: int, key: Key, plan: Plan, receiver: Caller, sender: Caller, *, agree: bool) -> None:
@@ -84,6 +85,7 @@ class Life:
         self.agree = agree
         self.trouble = Trouble.NONE
         self.lease_trouble = Trouble.NONE
+        self.asks_nothing = False
         self.in_doubt = False
         self.cut_off = False
         self.why: list[str] = []
