@@ -15,8 +15,8 @@ from .pool import INSTANCE, Numbers, Pool, slot, source_page
 WINDOW = 24
 LIMIT_S = 30.0
 TIMEOUTS: dict[str, float] = {
-    "parked_ttl_s": 3.0,
-    "handshake_timeout_s": 2.0,
+    "parked_ttl_s": 1.5,
+    "handshake_timeout_s": 1.5,
     "bootstrap_timeout_s": LIMIT_S,
     "waiting_timeout_s": LIMIT_S,
     "queued_timeout_s": LIMIT_S,
