@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,11 @@ TOY = "conformance_toy:Toy"
 def run(tmp_path, *arguments, inside=""):
     """Pytest in a folder that knows nothing of this project but what is installed."""
     code = "import sys, pytest; code = pytest.main(sys.argv[1:]); " + (inside or "pass") + "; sys.exit(code)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
     return subprocess.run(
         [sys.executable, "-c", code, "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tmp_path}", *arguments],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={**environment, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
         timeout=100,
