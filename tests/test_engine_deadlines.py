@@ -254,7 +254,7 @@ def test_decode_engines_that_were_cut_off_for_ever_are_remembered_within_a_limit
         bench.settle()
         assert bench.prefill.tables()["peers"] <= 9
     assert bench.prefill.tables()["links"] == bench.prefill.tables()["timers"] == 0
-    assert not bench.prefill._core.transport._peers, "none of them can be written to any more"
+    assert len(bench.prefill._core.transport._peers) <= prefill_links._LOADED_MAX, "too many absent peers stay known"
 
 
 def test_tables_and_counters_may_be_read_from_any_thread() -> None:
