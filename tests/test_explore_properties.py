@@ -56,8 +56,8 @@ PLANTED: list[tuple[str, str, tuple[str, ...], Any]] = [
     ("L1", "no cap", ("dense-1",), lambda patch: opening(patch, Timer.CAP)),
     ("L1", "an abort that ends nothing", ("alone",),
      lambda patch: row(patch, rooms._DECODE, Phase.AUX, RoomEvent.ABORT, ignore())),
-    ("L2", "ACCEPT is not sent, and nothing is owed", ("dense-1",),
-     lambda patch: without(patch, rooms._PREFILL, Phase.METADATA, RoomEvent.BOUND, Do.SEND_ACCEPT)),
+    ("L2", "ACCEPT says nothing, and nothing is owed", ("dense-1",),
+     lambda patch: row(patch, rooms._DECODE, Phase.METADATA, RoomEvent.ACCEPTED, ignore())),
     ("A1", "a mismatch is not told", ("disagree",),
      lambda patch: without(patch, rooms._PREFILL, Phase.KV, RoomEvent.DECLARED, Do.SEND_FAILED)),
     ("L3", "a failed write is not told", ("fault-1",),
@@ -116,14 +116,14 @@ def test_a_failure_of_one_room_that_reaches_another_is_l4(monkeypatch: Patch) ->
 
 
 def test_the_shortest_counterexample_ends_with_what_both_sides_believe(monkeypatch: Patch) -> None:
-    without(monkeypatch, rooms._PREFILL, Phase.METADATA, RoomEvent.BOUND, Do.SEND_ACCEPT)
+    becomes(monkeypatch, rooms._DECODE, Phase.METADATA, RoomEvent.ACCEPTED, ignore())
     found = broken("dense-1")["L2"]
     assert found.summary == "the callers asked for the same and the room hangs: decode METADATA, prefill DONE"
     assert found.source == "explore dense-1"
     assert found.input["decode_state_indices"] == "absent"
     assert [step.text for step in found.timeline][-1] == "decode METADATA, prefill DONE"
     assert found.timeline[-1].kind == "open"
-    assert len(found.timeline) <= 8
+    assert len(found.timeline) <= 9
 
 
 def test_a_spelling_that_one_side_takes_for_something_breaks_l2_or_a1(monkeypatch: Patch) -> None:
