@@ -19,7 +19,7 @@ QUICK = (
     "one-component-is-all",
     "done-may-still-fail-on-decode",
     "goodbye-promises-everything",
-    "floor-from-a-stale-frame",
+    "incarnations-not-compared",
     "any-name-may-report",
     "token-stays",
     "failure-raised-before-cleanup",

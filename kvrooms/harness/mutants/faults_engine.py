@@ -51,6 +51,7 @@ ENGINE = (
         "the METADATA that comes last is the one that counts",
         Text("engine.prefill_grants:PrefillGrants._place", "if bound.number > writer.number:", "if False:"),
         ("S4",),
+        only=True,
     ),
     Mutant(
         "strangers-may-supersede",
@@ -68,6 +69,7 @@ ENGINE = (
             "if record is None:",
         ),
         ("S4",),
+        only=True,
     ),
     Mutant(
         "over-is-not-refused",
@@ -96,7 +98,6 @@ ENGINE = (
         "the floor is what the latest frame says, also if an earlier one said more",
         Text("engine.grants:GrantBook.raise_floor", "if floor > self.floor:", "if floor != self.floor:"),
         ("S4",),
-        only=True,
     ),
     Mutant(
         "doubtful-write-acknowledged",
@@ -281,6 +282,7 @@ ENGINE = (
         "a room that was aborted before its METADATA could be sent is asked for all the same",
         Text("engine.decode_core:DecodeCore._free", "link.held.pop(grant, None)", "pass"),
         ("S4",),
+        only=True,
     ),
     Mutant(
         "token-stays",
