@@ -87,10 +87,14 @@ def _searched(job: Job) -> Found:
     return one.run()
 
 
+_HEAVY = ("abort", "fault-2", "beside")
+
+
 def _weight(job: Job) -> tuple[int, int, int, int]:
     """Large jobs first, so that no process is left alone with one at the end."""
+    heavy = _HEAVY.index(job.config) + 1 if job.config in _HEAVY else 0
     parts = len(job.request.chunks) + job.request.aux + sum(job.request.state)
-    return (job.budget, job.lanes, len(job.keys), parts)
+    return (heavy, job.budget, job.lanes, parts)
 
 
 def _in_this_process(todo: list[Job], say: Progress) -> Iterator[tuple[Job, Found, float]]:
