@@ -118,8 +118,8 @@ class Evening:
 
     def _answerable(self, life: Life, caller: Caller) -> bool:
         """Whether memory is held for which a living writer must answer."""
-        doubtful = caller is life.receiver and (life.in_doubt or life.sender.gone)
-        return self._should_be_free(caller) and not doubtful
+        gone = life.sender.gone or (life.unheard and life.sender.side.name in self.day.dead)
+        return self._should_be_free(caller) and not (caller is life.receiver and (life.in_doubt or gone))
 
     # -- afterwards ------------------------------------------------------------------------------------------------
 

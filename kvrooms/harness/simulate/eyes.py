@@ -88,7 +88,12 @@ class Eyes(Bench):
         self.current[caller.side, life.key] = life
         link = (life.receiver.side.name, life.sender.side.name)
         trouble = self._links.get(link, Trouble.NONE)
-        if link in self._mends or link in self._quiet or self._late.get(link, -1.0) >= self.world.now:
+        if (
+            self._still.intersection(link)
+            or link in self._mends
+            or link in self._quiet
+            or self._late.get(link, -1.0) >= self.world.now
+        ):
             trouble = Trouble.SILENT
         if self.world.faults.reorder:
             life.touch(Trouble.RECONNECTING, "frames come in any order")
@@ -166,6 +171,8 @@ class Eyes(Bench):
             life = self.current.get((self.channels[channel], (body.room, body.attempt)))  # type: ignore[union-attr]
             if life is not None and far is not None:
                 self._grants[channel, far, body.grant] = life  # type: ignore[union-attr]
+            elif life is not None:
+                life.unheard = True
         if self.record is not None:
             self._note_frame(False, channel, connection, frame)  # noqa: FBT003
 
@@ -213,6 +220,8 @@ class Eyes(Bench):
         self.injected[f"connection {how}"] += 1
         if pair is not None:
             self.break_link(*pair, f"connection {how} at {channel.name}")
+            if how == "jammed" and channel is pair[1].channel:  # decode is not told as long as writes may be in flight
+                self.trouble_link(*pair, Trouble.SILENT, "and decode is not told")
 
     def left(self, channel: SimChannel, connection: int) -> None:
         """See `Witness.left`."""

@@ -71,7 +71,8 @@ class Life:
     """One room. agree: whether its callers' arguments do. It has a serial number, as numbers of rooms come again.
 
     asks_nothing: decode is owed nothing at all, and is DONE as soon as it is accepted. in_doubt: a write of it has
-    failed. cut_off: no connection was up when its last one broke. mixed: it shares its key with another life that has
+    failed. cut_off: no connection was up when its last one broke. unheard: it was asked for on a connection that was
+    over already. mixed: it shares its key with another life that has
     memory. again: its number was used before. targeted: a stranger may have spoken of it. broken: a property does not
     hold for it. sent_all: its last send was made. acted_at: when a caller last did something for it.
     """
@@ -88,6 +89,7 @@ class Life:
         self.asks_nothing = False
         self.in_doubt = False
         self.cut_off = False
+        self.unheard = False
         self.why: list[str] = []
         self.mixed = False
         self.again = False
