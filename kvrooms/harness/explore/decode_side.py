@@ -40,7 +40,7 @@ _LEASE_EVENTS = {
 
 
 class Grant(NamedTuple):
-    """One METADATA of one use to one lane. number: 0 while it is held back. peer: which life of the prefill engine."""
+    """One METADATA of one use to one lane. number: 0 while held back. peer: its life. proven: its writer is gone."""
 
     lease: Lease
     number: int = 0
@@ -48,6 +48,7 @@ class Grant(NamedTuple):
     retry: bool = False
     freed: bool = False
     released: bool = False
+    proven: bool = False
 
 
 class Record(NamedTuple):
@@ -302,7 +303,8 @@ class DecodeTurn:
         grant = self._grant(use, lane)
         lease, row = memory.step_lease(grant.lease, event)
         self._cells.visit(memory.LEASE, grant.lease, event)
-        self._grant_is(use, lane, grant._replace(lease=lease))
+        proven = grant.proven or event in (LeaseEvent.WRITER_GONE, LeaseEvent.FENCED)
+        self._grant_is(use, lane, grant._replace(lease=lease, proven=proven))
         for do, _ in row.commands:
             grant = self._grant(use, lane)
             match do:
@@ -315,7 +317,9 @@ class DecodeTurn:
                 case Do.DISARM:
                     self._grant_is(use, lane, grant._replace(retry=False))
                 case Do.FREE:
-                    self._grant_is(use, lane, grant._replace(freed=True, released=event is not LeaseEvent.LANDED))
+                    self._grant_is(
+                        use, lane, grant._replace(freed=True, proven=False, released=event is not LeaseEvent.LANDED)
+                    )
                 case _:
                     raise AssertionError(f"{do} is no command of this table")
 

@@ -154,6 +154,8 @@ def _leases(scene: Scene, *, waiting: bool) -> Iterator[Broken]:
 def _excused(scene: Scene, lane: int, grant: decode_side.Grant, *, waiting: bool) -> bool:
     """Whether nobody can give the word that frees a lease: neither an acknowledgement nor a proof can come."""
     side = scene.prefills[lane]
+    if grant.proven:
+        return False  # the writer is known to be gone
     if side.run == STALLED and (waiting or scene.budget.severity == SILENT):
         return True
     if grant.number in side.doubtful:
