@@ -90,7 +90,7 @@ class Evening:
     @staticmethod
     def _orphan(life: Life, caller: Caller) -> bool:
         """Whether memory is held for a writer that cannot answer, and whose death there is no proof of."""
-        return caller is life.receiver and (life.in_doubt or (life.sender.gone and life.cut_off))
+        return caller is life.receiver and (life.in_doubt or life.unheard or (life.sender.gone and life.cut_off))
 
     @staticmethod
     def _words(life: Life, caller: Caller) -> str:

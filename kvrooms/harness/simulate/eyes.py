@@ -169,10 +169,10 @@ class Eyes(Bench):
             body = wire.decode(frame).body
             far = channel.far(connection)
             life = self.current.get((self.channels[channel], (body.room, body.attempt)))  # type: ignore[union-attr]
-            if life is not None and far is not None:
-                self._grants[channel, far, body.grant] = life  # type: ignore[union-attr]
-            elif life is not None:
-                life.unheard = True
+            if life is not None:
+                life.unheard = far is None or far.dead
+                if far is not None:
+                    self._grants[channel, far, body.grant] = life  # type: ignore[union-attr]
         if self.record is not None:
             self._note_frame(False, channel, connection, frame)  # noqa: FBT003
 

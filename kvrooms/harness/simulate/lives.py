@@ -72,9 +72,9 @@ class Life:
 
     asks_nothing: decode is owed nothing at all, and is DONE as soon as it is accepted. in_doubt: a write of it has
     failed. cut_off: no connection was up when its last one broke. unheard: it was asked for on a connection that was
-    over already. mixed: it shares its key with another life that has
-    memory. again: its number was used before. targeted: a stranger may have spoken of it. broken: a property does not
-    hold for it. sent_all: its last send was made. acted_at: when a caller last did something for it.
+    over, or whose other end was dead. mixed: it shares its key with another life that has memory. again: its number was
+    used before. targeted: a stranger may have spoken of it. broken: a property does not hold for it. sent_all: its last
+    send was made. acted_at: when a caller last did something for it.
     """
 
     def __init__(self, serial: int, key: Key, plan: Plan, receiver: Caller, sender: Caller, *, agree: bool) -> None:
