@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvrooms.harness.conformance.own_nixl import KvroomsNixl
@@ -74,7 +76,8 @@ def test_on_real_nixl_a_side_can_be_killed_and_come_back_and_nothing_is_left():
     subject = KvroomsNixl()
     try:
         subject.start(SHAPE)
-        files = list(subject._files.values())
+        memories = [Path(subject._path(side)) for side in ("prefill", "decode")]
+        assert all(memory.exists() for memory in memories)
         processes = [process.process for process in subject._processes.values()]
         subject.fill("prefill", Item("kv", 1), b"x" * 64)
         assert subject.read("prefill", Item("kv", 1)) == b"x" * 64
@@ -91,5 +94,5 @@ def test_on_real_nixl_a_side_can_be_killed_and_come_back_and_nothing_is_left():
         assert subject.failure(room) is None
     finally:
         subject.stop()
-    assert not any(path.exists() for path in files)
+    assert not any(memory.exists() for memory in memories)
     assert not any(process.is_alive() for process in processes)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +25,6 @@ from .subject import SIDES, Item, Refused, Request, Shape, Side, Status, Subject
 _CALL_S = 20.0
 _END_S = 15.0
 _SAY_S = 1.0
-_MEMORY = "/dev/shm"  # noqa: S108 - memory that two processes map, gone when the subject stops
 _PRELOAD = ["kvrooms.harness.conformance.own_preload"]
 
 
@@ -99,7 +96,7 @@ class KvroomsNixl(Subject):
 
     def __init__(self) -> None:
         self._processes: dict[Side, _Process] = {}
-        self._files: dict[Side, Path] = {}
+        self._memories: dict[Side, int] = {}
         self._pools: dict[Side, Pool] = {}
         self._registry: RegistryServer | None = None
         self._shape = Shape(0, 0, 0, 0, 0, 0)
@@ -112,11 +109,9 @@ class KvroomsNixl(Subject):
         self._registry = RegistryServer(host="127.0.0.1", port=0)
         self._registry.start()
         for side in SIDES:
-            handle, path = tempfile.mkstemp(prefix="kvrooms-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
-            self._files[side] = Path(path)
+            self._memories[side] = handle = os.memfd_create(f"kvrooms-{side}")
             os.ftruncate(handle, Pool.size(shape, side))
-            os.close(handle)
-            mapped = np.memmap(path, np.uint8, "r+")
+            mapped = np.memmap(self._path(side), np.uint8, "r+")
             self._pools[side] = Pool(shape, side, lambda size, mapped=mapped: mapped[:size])  # type: ignore[misc]
         for side in SIDES:
             self._begin(side)
@@ -133,12 +128,15 @@ class KvroomsNixl(Subject):
             process.end()
         self._processes.clear()
         self._pools.clear()
-        for path in self._files.values():
-            path.unlink(missing_ok=True)
-        self._files.clear()
+        while self._memories:
+            os.close(self._memories.popitem()[1])
         if self._registry is not None:
             self._registry.close()
             self._registry = None
+
+    def _path(self, side: Side) -> str:
+        """Where a worker finds the side's memory. It has no name in any folder, so nothing of it outlives a SIGKILL."""
+        return f"/proc/{os.getpid()}/fd/{self._memories[side]}"
 
     def fill(self, side: Side, item: Item, data: bytes) -> None:
         """See `Subject.fill`."""
@@ -212,7 +210,7 @@ class KvroomsNixl(Subject):
 
     def _begin(self, side: Side) -> None:
         assert self._registry is not None
-        job = Job(side, self._shape, str(self._files[side]), self._deadline_s, self._registry.url)
+        job = Job(side, self._shape, self._path(side), self._deadline_s, self._registry.url)
         self._processes[side] = _Process(job)
 
     def inject(self, side: Side, channel: Literal["control", "notification"], parts: Sequence[bytes]) -> None:
