@@ -103,9 +103,10 @@ class DecodeLinks(EngineCore):
         self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
         link.backoff_s = min(link.backoff_s * 2, _REDIAL_MAX_S)
 
-    @staticmethod
-    def _owes_aborts(link: DecodeLink) -> bool:
-        return link.peer is not None and bool(link.peer.grants)
+    def _owes_aborts(self, link: DecodeLink) -> bool:
+        """Whether grants wait for an answer over this link: it may have taken the place of one that had them."""
+        sought = self._peers.get(link.sought)
+        return any(peer is not None and peer.grants for peer in (link.peer, sought))
 
     def _opened(self, event: Opened) -> None:
         link = self._links.get(event.connection)
@@ -219,4 +220,4 @@ class DecodeLinks(EngineCore):
 
     def _floor(self, link: Link) -> int:
         assert isinstance(link, DecodeLink)
-        return link.peer.floor if link.peer is not None else 0
+        return link.peer.floor if link.up and link.peer is not None else 0  # else it is another incarnation's, perhaps
