@@ -32,6 +32,7 @@ class SimChannel:
         self._far: dict[int, _End] = {}
         self._queued: list[tuple[int, bytes]] = []
         self._jammed: set[int] = set()
+        self._leaving: set[int] = set()
         self._address = ""
         self.name = name
         self.owner: Callable[[], None] = nobody
@@ -60,8 +61,8 @@ class SimChannel:
 
     @property
     def connections(self) -> list[int]:
-        """The open connections, oldest first."""
-        return list(self._far)
+        """The open connections, oldest first, without those that this end has closed."""
+        return [connection for connection in self._far if connection not in self._leaving]
 
     def dial(self, address: str) -> int:
         """See `ControlChannel.dial`."""
@@ -145,6 +146,8 @@ class SimChannel:
         for frame in last:
             self._world.witness.sent(self, connection, frame)
         self._world.witness.left(self, connection)
+        if connection in self._far:
+            self._leaving.add(connection)
         self._world.later((self, connection), lambda: self._leave(connection, last))
         self._event(Closed(connection, CloseCause.LOCAL, ""))
 
@@ -162,7 +165,7 @@ class SimChannel:
 
     def jam(self, connection: int) -> None:
         """The peer does not read: this end sees OVERFLOW and hears no more, the other sees nothing until we close."""
-        if connection in self._far and connection not in self._jammed:
+        if connection in self.connections and connection not in self._jammed:
             self._world.witness.broken("jammed", self, connection)
             self._jammed.add(connection)
             self._event(Closed(connection, CloseCause.OVERFLOW, ""))
@@ -176,10 +179,12 @@ class SimChannel:
     def _end(self, connection: int, cause: CloseCause) -> None:
         far = self._far.pop(connection, None)
         self._jammed.discard(connection)
+        self._leaving.discard(connection)
         if far is not None and far.channel._far.pop(far.connection, None) is not None:  # noqa: SLF001
             far.channel._hear_end(far.connection, cause)  # noqa: SLF001
 
     def _hear_end(self, connection: int, cause: CloseCause) -> None:
+        self._leaving.discard(connection)
         if connection in self._jammed:
             self._jammed.discard(connection)
         else:
