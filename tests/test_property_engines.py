@@ -11,7 +11,10 @@ from hypothesis import settings
 from mutants import Mutant, named
 
 from kvrooms.engine import decode, decode_core, handle, host, prefill_core, sends
+from kvrooms.harness.simulate.memory import Shape
 from kvrooms.harness.stateful import Engines, hunt
+from kvrooms.harness.stateful.callers import Wish
+from kvrooms.harness.strategies import Schedule
 from kvrooms.protocol.events import Do, DrainEvent, LeaseEvent
 from kvrooms.statemachine import ledger, memory
 from kvrooms.statemachine.memory import Drain, InFlight, Lease
@@ -101,3 +104,18 @@ def test_a_failure_that_is_raised_early_or_twice_is_found(mutant: Mutant, monkey
 def test_what_stays_behind_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
     check({"C1"})
+
+
+def test_a_room_that_is_opened_while_posts_fail_is_not_expected_to_succeed() -> None:
+    """A refusal of posts lasts, and also meets a room that did not exist when it began: no other room did that."""
+    machine = Engines()
+    day = {"first": [(Wish(), "later")], "held": False, "day": "announced", "vanish": False}
+    machine.begin(shape=Shape(), decodes=1, schedule=Schedule([], 0), **day)
+    assert machine.deals[0].clean
+    machine.posts_fail(then=0, error="no more descriptors")
+    machine._open(Wish(), 1, 0, "both")
+    assert not machine.deals[1].clean
+    machine.posts_fail(then=0, error="")
+    machine._open(Wish(), 2, 0, "both")
+    assert machine.deals[2].clean
+    machine.teardown()

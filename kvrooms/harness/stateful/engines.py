@@ -127,7 +127,7 @@ class Engines(Machine):
     def _open(self, wish: Wish, number: int, decode: int, first: str) -> None:
         before = [deal for deal in self.deals if deal.number == number]
         attempt = before[-1].attempt + (not before[-1].well) if before else 0
-        calm = self.world.faults == Faults() and not self.apart
+        calm = self.world.faults == Faults() and not self.apart and not self.stage.refuses_posts
         deal = Deal(self.stage, wish, number, attempt, decode, clean=calm)
         self.deals.append(deal)
         for side in WHO:

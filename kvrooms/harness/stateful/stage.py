@@ -100,6 +100,11 @@ class Stage(Bench):
         for side in self.prefills:
             self.world.runner(side.name).transport.post_error = error
 
+    @property
+    def refuses_posts(self) -> bool:
+        """Whether a write that is posted now fails: also one of a room that is opened only now."""
+        return any(self.world.runner(side.name).transport.post_error for side in self.prefills)
+
     def kill_and_replace(self, side: Side) -> None:
         """kill -9, and another comes in its place."""
         self.stalled.discard(side.name)
