@@ -179,7 +179,7 @@ class Do(Symbol):
     ARM = "arm the phase deadline"
     DISARM = "disarm every deadline"
     SEND_METADATA = "send METADATA to every sending rank"
-    SEND_ACCEPT = "send ACCEPT to the rank that was bound"
+    SEND_ACCEPT = "send ACCEPT to every bound rank that has none yet; one that is owed nothing waits for the totals"
     SEND_FAILED = "send FAILED to every bound rank"
     SEND_ABORT = "send ABORT for the grant"
     SEND_ACK = "send ACK for the grant"

@@ -108,7 +108,8 @@ def _decode_table() -> Table[Phase, RoomEvent, Guard]:
 
 def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
     cells: Cells = {}
-    done = (Do.REPORT, Do.DRAIN_FINISHED)
+    ended = (Do.REPORT, Do.DRAIN_FINISHED)
+    done = (Do.SEND_ACCEPT, *ended)  # decode that is owed nothing is DONE by its ACCEPT: not before the totals agree
     mismatched: RoomRow = fail(
         Phase.FAILED, Do.DISARM, Do.REPORT, Do.SEND_FAILED, Do.DRAIN_VOIDED, guard=Guard.MISMATCHED
     )
@@ -119,7 +120,7 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
         cells[phase, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, *_advance(phase, None, done))
         cells[phase, RoomEvent.SETTLED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
     cells[Phase.METADATA, RoomEvent.HELD] = (go(Phase.METADATA, arm(Timer.BOOTSTRAP)),)
-    bound = _advance(Phase.METADATA, Timer.WAITING, done, first=(Do.SEND_ACCEPT,))
+    bound = _advance(Phase.METADATA, Timer.WAITING, ended, first=(Do.SEND_ACCEPT,))
     cells[Phase.METADATA, RoomEvent.BOUND] = (ignore(Guard.REPEATED), mismatched, *bound)
     cells[Phase.METADATA, RoomEvent.DECLARED] = (ignore(Guard.REPEATED), mismatched, go(Phase.METADATA))
     cells[Phase.METADATA, RoomEvent.QUEUED] = (go(Phase.METADATA),)  # no deadline of ours runs while decode queues

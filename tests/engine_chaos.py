@@ -11,20 +11,9 @@ from typing import Any, NamedTuple
 
 from engine_bench import Bench, Plan, Shape, Side, in_flight
 
-from kvrooms.engine.settings import EngineSettings
+from kvrooms.harness.stateful.stage import SHORT
 from kvrooms.harness.world import Faults
 from kvrooms.transport.ports import CloseCause
-
-SHORT = EngineSettings(
-    piece_bytes=40,
-    bootstrap_timeout_s=12,
-    waiting_timeout_s=20,
-    queued_timeout_s=20,
-    moving_timeout_s=15,
-    cap_timeout_s=60,
-    parked_ttl_s=8,
-)
-"""Deadlines that come soon, and pieces of a page or two."""
 
 
 class Open(NamedTuple):

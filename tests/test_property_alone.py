@@ -20,7 +20,8 @@ TestPrefillAlone.settings = settings(max_examples=100, stateful_step_count=40)
 
 def check(machine: str, expected: str) -> None:
     """A short hunt finds a counterexample of this property."""
-    (found,) = hunt(examples=150, seed=None, which=[machine], shrink=False).tally.counterexamples()
+    # It ends with the first one. What is drawn depends on the modules that are loaded, so the limit is generous.
+    (found,) = hunt(examples=1500, seed=None, which=[machine], shrink=False).tally.counterexamples()
     assert found.property == expected, found.text()
 
 

@@ -26,7 +26,8 @@ TestEngines.settings = settings(max_examples=100, stateful_step_count=40)
 
 def check(expected: set[str]) -> None:
     """A short hunt finds a counterexample of one of these properties."""
-    (found,) = hunt(examples=200, seed=None, which=["engines"], shrink=False).tally.counterexamples()
+    # It ends with the first one. What is drawn depends on the modules that are loaded, so the limit is generous.
+    (found,) = hunt(examples=1500, seed=None, which=["engines"], shrink=False).tally.counterexamples()
     assert found.property in expected, found.text()
     assert found.source == "hypothesis, engines, seed None"
     assert "call" in {step.kind for step in found.timeline}

@@ -61,14 +61,14 @@ def test_a_name_that_is_no_machine_is_refused() -> None:
 def test_a_mutant_of_the_lease_is_found(cell, row, broken, machines, monkeypatch) -> None:
     monkeypatch.setitem(memory._LEASE, (*cell, memory.Always.ALWAYS), row)
     for machine in machines:
-        assert hunt(examples=60, seed=None, which=[machine], shrink=False).tally.broken == {broken}
+        assert hunt(examples=600, seed=None, which=[machine], shrink=False).tally.broken == {broken}
 
 
 def test_a_promise_while_a_write_is_in_flight_is_found(monkeypatch) -> None:
     row = memory._DRAIN[Drain.OPEN, DrainEvent.VOIDED, InFlight.IDLE]
     monkeypatch.setitem(memory._DRAIN, (Drain.OPEN, DrainEvent.VOIDED, InFlight.IN_FLIGHT), row)
     for machine in ("drain", "prefill side"):
-        (found,) = hunt(examples=60, seed=None, which=[machine], shrink=False).tally.counterexamples()
+        (found,) = hunt(examples=600, seed=None, which=[machine], shrink=False).tally.counterexamples()
         assert found.property == "S3"
         assert any("VOID" in step.text or "ABORT" in step.text or "FAILED" in step.text for step in found.timeline)
 
@@ -87,7 +87,7 @@ MUTANTS = {
 def test_a_mutant_of_the_rooms_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
     machine, expected = MUTANTS[mutant]
-    (found,) = hunt(examples=60, seed=None, which=[machine], shrink=False).tally.counterexamples()
+    (found,) = hunt(examples=600, seed=None, which=[machine], shrink=False).tally.counterexamples()
     assert found.property in expected
     assert found.source == f"hypothesis, {machine}, seed None"
 
@@ -95,7 +95,7 @@ def test_a_mutant_of_the_rooms_is_found(mutant: Mutant, monkeypatch: pytest.Monk
 def test_a_counterexample_is_the_shortest_run(monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = next(iter(MUTANTS))
     mutant.plant(monkeypatch)
-    (found,) = hunt(examples=60, seed=None, which=["decode side"]).tally.counterexamples()
+    (found,) = hunt(examples=600, seed=None, which=["decode side"]).tally.counterexamples()
     assert found.property == "L2"
     assert len(found.timeline) <= 7
     assert found.timeline[0].text.endswith("Manifest(pages=0, kv=(), aux=(), state=())")

@@ -291,7 +291,7 @@ def rebuild(patch: pytest.MonkeyPatch) -> None:
         Mutant(rooms, "_decode_table", "arm(Timer.BOOTSTRAP), ", ""),
         Mutant(rooms, "_prefill_table", "(arm(Timer.CAP), arm(Timer.BOOTSTRAP))", "(arm(Timer.BOOTSTRAP),)"),
         Mutant(rooms, "_prefill_table", "(arm(Timer.CAP), arm(Timer.BOOTSTRAP))", "(arm(Timer.CAP),)"),
-        Mutant(rooms, "_prefill_table", "Phase.METADATA, Timer.WAITING, done", "Phase.METADATA, None, done"),
+        Mutant(rooms, "_prefill_table", "Phase.METADATA, Timer.WAITING, ended", "Phase.METADATA, None, ended"),
         Mutant(rooms, "_prefill_table", "(go(Phase.METADATA),)", "(go(Phase.METADATA, arm(Timer.MOVING)),)"),
     ]
 )

@@ -124,7 +124,6 @@ class PrefillCore(PrefillGrants):
                 case Do.SEND_FAILED:
                     self._tell_failed(record)
                 case Do.DRAIN_FINISHED:
-                    self._accept(record)
                     self._each_drain(record, DrainEvent.FINISHED)
                 case Do.DRAIN_VOIDED:
                     self._each_drain(record, DrainEvent.VOIDED)
@@ -141,7 +140,7 @@ class PrefillCore(PrefillGrants):
                     raise AssertionError(f"{do} is no command of this table ({event})")
 
     def _accept(self, record: PrefillRecord) -> None:
-        """Tell decode that its grants are bound. One that asks for nothing is DONE by this: after the totals, then."""
+        """Tell decode that its grants are bound, each once; see the command."""
         for writer in record.writers:
             if not writer.accepted and (writer.unposted or record.room.ledger.declared.complete):
                 writer.accepted = True

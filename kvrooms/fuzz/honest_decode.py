@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any
 
 import numpy as np
 
@@ -14,15 +13,17 @@ from ..engine.decode import DecodeRoom
 from ..engine.settings import load_settings
 from ..protocol.errors import KvroomsError
 from .child import FAULTS
-from .honest_prefill import LIMIT_S, TIMEOUTS
+from .honest_prefill import LIMIT_S, TIMEOUTS, HonestSide
 from .pool import HONEST_PAGES, INSTANCE, LURE_PAGES, Numbers, Pool, slot, target_page
 
 IN_FLIGHT = 8
 _LURE_S = 1.0
 
 
-class HonestDecode:
+class HonestDecode(HonestSide):
     """See the module."""
+
+    engine: DecodeEngine
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -121,19 +122,6 @@ class HonestDecode:
     def fence(self, engine: str) -> None:
         """The orchestrator's word: the process of that engine is gone, whatever it has promised or not."""
         self.engine.peer_fenced(engine)
-
-    def tables(self) -> dict[str, int]:
-        """What the engine holds."""
-        return self.engine.tables()
-
-    def state(self) -> dict[str, Any]:
-        """Errors that were logged, what the engine counted, how many bytes nobody may write were written."""
-        return {
-            "errors": FAULTS.count,
-            "first": FAULTS.first,
-            "counters": self.engine.counters(),
-            "canaries": self._pool.canaries(),
-        }
 
     def close(self) -> None:
         """Close the engine."""

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from .. import PrefillEngine, Status
+from ..engine.host import Engine
 from ..engine.prefill import PrefillRoom
 from ..engine.settings import load_settings
 from .child import FAULTS
@@ -25,8 +26,30 @@ TIMEOUTS: dict[str, float] = {
 """Shorter than the defaults, so that what an attack leaves behind is gone before the end of a run."""
 
 
-class HonestPrefill:
+class HonestSide:
+    """What both honest sides say of themselves."""
+
+    engine: Engine
+    _pool: Pool
+
+    def tables(self) -> dict[str, int]:
+        """What the engine holds."""
+        return self.engine.tables()
+
+    def state(self) -> dict[str, Any]:
+        """Errors that were logged, what the engine counted, how many bytes nobody may write were written."""
+        return {
+            "errors": FAULTS.count,
+            "first": FAULTS.first,
+            "counters": self.engine.counters(),
+            "canaries": self._pool.canaries(),
+        }
+
+
+class HonestPrefill(HonestSide):
     """See the module."""
+
+    engine: PrefillEngine
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -73,19 +96,6 @@ class HonestPrefill:
         if self._thread.is_alive():
             return self.failed + 1, [*self.failures, "prefill: the caller's thread hangs"]
         return self.failed, self.failures
-
-    def tables(self) -> dict[str, int]:
-        """What the engine holds."""
-        return self.engine.tables()
-
-    def state(self) -> dict[str, Any]:
-        """Errors that were logged, what the engine counted, how many bytes nobody may write were written."""
-        return {
-            "errors": FAULTS.count,
-            "first": FAULTS.first,
-            "counters": self.engine.counters(),
-            "canaries": self._pool.canaries(),
-        }
 
     def close(self) -> None:
         """Close the engine."""

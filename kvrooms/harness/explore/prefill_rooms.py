@@ -93,7 +93,6 @@ class PrefillRooms:
                     reason = (record.last.first or Reason.REFUSED).mirrored
                     self._tell(at, lambda number, reason=reason: wire.Failed(number, reason, ""))
                 case Do.DRAIN_FINISHED:
-                    self._accept(at)
                     self._each_drain(at, DrainEvent.FINISHED)
                 case Do.DRAIN_VOIDED:
                     self._each_drain(at, DrainEvent.VOIDED)
@@ -109,7 +108,7 @@ class PrefillRooms:
                     raise AssertionError(f"{do} is no command of this table")
 
     def _accept(self, at: int) -> None:
-        """A grant that asks for nothing is DONE by this: after the totals, then. As `PrefillCore._accept`."""
+        """As `PrefillCore._accept`."""
         complete = self._record(at).room.ledger.declared.complete
         for writer in self._of(at):
             if not writer.accepted and (complete or unposted(self._plans, writer, self._record(at))):

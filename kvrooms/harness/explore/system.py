@@ -194,26 +194,20 @@ class System:
 
     def step_decode(self, number: int, event: int) -> Result:
         """One turn of the decode side."""
-        while number >= len(self._decode_steps):
-            self._decode_steps.append({})
-        steps = self._decode_steps[number]
-        result = steps.get(event)
-        if result is None:
-            side, what = self.decodes.values[number], self.events.values[event]
-            after, effects = _turn(lambda: DecodeTurn(self.plans, self.cells, side).take(what), side, what)
-            result = steps[event] = self._result(self.decodes.number(after), effects)
-        return result
+        return self._step(DecodeTurn, self._decode_steps, self.decodes, number, event)
 
     def step_prefill(self, number: int, event: int) -> Result:
         """One turn of a prefill side."""
-        while number >= len(self._prefill_steps):
-            self._prefill_steps.append({})
-        steps = self._prefill_steps[number]
-        result = steps.get(event)
+        return self._step(PrefillTurn, self._prefill_steps, self.prefills, number, event)
+
+    def _step(self, turn: Any, known: list[dict[int, Result]], sides: Any, number: int, event: int) -> Result:
+        while number >= len(known):
+            known.append({})
+        result = known[number].get(event)
         if result is None:
-            side, what = self.prefills.values[number], self.events.values[event]
-            after, effects = _turn(lambda: PrefillTurn(self.plans, self.cells, side).take(what), side, what)
-            result = steps[event] = self._result(self.prefills.number(after), effects)
+            side, what = sides.values[number], self.events.values[event]
+            after, effects = _turn(lambda: turn(self.plans, self.cells, side).take(what), side, what)
+            result = known[number][event] = self._result(sides.number(after), effects)
         return result
 
     def _result(self, number: int, effects: Effects) -> Result:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from ...protocol.events import (
-    DEADLINE_REASON,
     Accepted,
     Close,
     DecodeEvent,
@@ -31,8 +30,8 @@ from ...protocol.notify import PartKind
 from ...protocol.status import TERMINAL, Phase
 from ...statemachine import memory, rooms
 from ..strategies import layouts, manifests
-from .base import Machine
-from .facts import PARTS, REASONS, Facts, Judge
+from .facts import PARTS, Facts, Judge
+from .room_side import RoomSide
 
 WHO = "decode"
 PROOFS = (LeaseEvent.ACKED, LeaseEvent.WRITER_GONE, LeaseEvent.FENCED)
@@ -53,7 +52,7 @@ class Writer:
         self.retrying = False
 
 
-class DecodeSide(Machine):
+class DecodeSide(RoomSide):
     """See the module."""
 
     NAME: ClassVar[str] = "decode side"
@@ -109,40 +108,11 @@ class DecodeSide(Machine):
             if self.writers[chunk.rank].advertised and chunk.part in parts and chunk.items <= self.facts.open:
                 self._take(Landed(*chunk), f"landed: {chunk}")
 
-    @property
-    def patient(self) -> bool:
-        """Whether nothing may end the room yet."""
-        return self.room.phase not in TERMINAL and len(self.timeline) < self.patience
-
     @rule(owed=some_manifests, patience=st.integers(0, 12))
     @precondition(lambda self: self.facts.closed)
     def open_another(self, owed: Sequence[Manifest], patience: int) -> None:
         """The next room; the last one is closed."""
         self.open(owed, len(self.timeline) + patience)
-
-    @precondition(lambda self: not self.patient)
-    @rule(kind=st.sampled_from(sorted(REASONS, key=lambda event: event.name)))
-    def ends(self, kind: RoomEvent) -> None:
-        """Something ends the room."""
-        self._take(Fail(kind, REASONS[kind]), kind.name)
-
-    @precondition(lambda self: self.room.phase in TERMINAL and not self.facts.closed)
-    @rule()
-    def ends_again(self) -> None:
-        """Everything that ends rooms happens to one that has ended."""
-        for kind, reason in REASONS.items():
-            self._take(Fail(kind, reason), f"{kind.name}, late")
-
-    @precondition(lambda self: self.judge.armed and not self.patient)
-    @rule(at=st.integers(0, 1))
-    def deadline(self, at: int) -> None:
-        """A deadline that is armed passes."""
-        armed = sorted(self.judge.armed, key=lambda timer: timer.name)
-        timer = armed[at % len(armed)]
-        self._take(Fail(RoomEvent.DEADLINE, DEADLINE_REASON[timer]), f"the deadline {timer.name} passes")
-        self.check(
-            "L3", self.room.phase is Phase.FAILED, f"{timer.name} passed, and the room is {self.room.phase.name}"
-        )
 
     @precondition(lambda self: not self.patient)
     @rule()

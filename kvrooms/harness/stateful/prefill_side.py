@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from ...protocol.events import (
-    DEADLINE_REASON,
     Bound,
     Close,
     Declared,
@@ -35,8 +34,8 @@ from ...protocol.status import TERMINAL, Phase
 from ...statemachine import memory, rooms
 from ...statemachine.memory import DrainValue
 from ..strategies import declarations, layouts, manifests
-from .base import Machine
-from .facts import ORDER, PARTS, REASONS, Chunk, Facts, Judge
+from .facts import ORDER, PARTS, Chunk, Facts, Judge
+from .room_side import RoomSide
 
 WHO = "prefill"
 some_layouts = layouts(components=st.sampled_from([1, 2, 0]))
@@ -79,9 +78,10 @@ class Grant:
         self.promised = False
 
 
-class PrefillSide(Machine):
+class PrefillSide(RoomSide):
     """See the module."""
 
+    facts: SendingFacts
     NAME: ClassVar[str] = "prefill side"
     PROPERTIES: ClassVar[tuple[str, ...]] = ("L1", "L2", "L3", "L5", "S1", "S2", "S3", "C1", "C2", "A1")
 
@@ -134,27 +134,6 @@ class PrefillSide(Machine):
         """What says nothing of obligations."""
         for event in QUIET:
             self._take(event, event.KIND.name)
-
-    @precondition(lambda self: not self.patient)
-    @rule(kind=st.sampled_from(sorted(REASONS, key=lambda event: event.name)))
-    def ends(self, kind: RoomEvent) -> None:
-        """Something ends the room."""
-        self._take(Fail(kind, REASONS[kind]), kind.name)
-
-    @precondition(lambda self: self.room.phase in TERMINAL and not self.facts.closed)
-    @rule()
-    def ends_again(self) -> None:
-        """Everything that ends rooms happens to one that has ended."""
-        for kind, reason in REASONS.items():
-            self._take(Fail(kind, reason), f"{kind.name}, late")
-
-    @precondition(lambda self: self.judge.armed and not self.patient)
-    @rule(at=st.integers(0, 1))
-    def deadline(self, at: int) -> None:
-        """A deadline that is armed passes."""
-        armed = sorted(self.judge.armed, key=lambda timer: timer.name)
-        timer = armed[at % len(armed)]
-        self._take(Fail(RoomEvent.DEADLINE, DEADLINE_REASON[timer]), f"the deadline {timer.name} passes")
 
     @precondition(lambda self: not self.patient)
     @rule()
@@ -232,11 +211,6 @@ class PrefillSide(Machine):
         if self.room.phase in (Phase.METADATA, *TERMINAL) and self.facts.chunks:
             chunk = self.facts.chunks[at % len(self.facts.chunks)]
             self._take(Settled(*chunk), f"settled, never posted: {chunk}")
-
-    @property
-    def patient(self) -> bool:
-        """Whether nothing may end the room yet."""
-        return self.room.phase not in TERMINAL and len(self.timeline) < self.patience
 
     @precondition(lambda self: self.facts.closed and not any(grant.flying for grant in self.grants.values()))
     @rule(data=st.data(), layout=some_layouts, alike=st.booleans(), patience=st.integers(0, 12))
