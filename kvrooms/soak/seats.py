@@ -90,7 +90,3 @@ class Seats:
         while not seat.running.stopped() and time.monotonic() < began + _STOP_LIMIT_S:
             time.sleep(0.001)
         return began
-
-    def of_process(self, name: str) -> Seat:
-        """The seat of that name."""
-        return next(seat for seat in self.all if seat.name == name)
