@@ -142,12 +142,75 @@ def test_a_fence_that_comes_before_the_connection_is_given_up_counts_when_it_is(
     assert bench.world.now < 8  # the heartbeat's limit, no more
 
 
-@named([
-    Mutant(decode_links.DecodeLinks, "_proof", "link.last_heard <= peer.fenced_at", "peer.fenced_at > -1"),
-])  # fmt: skip
+def cut_check(seed: int) -> None:
+    """The word comes, and the network cuts the connection before a living engine of that name was heard of again."""
+    bench = Bench(seed)
+    plan = bench.plan(2)
+    receiver, sender = bench.receive(plan), bench.offer(plan)
+    bench.settle()
+    bench.pass_time(3)
+    bench.world.writes_held = True
+    send_in(sender, plan, [2])
+    bench.settle()
+    bench.decode.peer_fenced("prefill-0")
+    bench.settle()
+    bench.prefills[0].engine._core.channel.cut(CloseCause.TIMED_OUT)
+    bench.settle()
+    assert not receiver.memory_free, "a write of a living engine may still land"
+    if seed % 2:
+        bench.pass_time(2)
+        bench.world.registry.clear()  # it has come back, and is lost again for longer
+        bench.prefills[0].engine._core.channel.cut(CloseCause.TIMED_OUT)
+    bench.pass_time(20)
+    assert not receiver.memory_free, "it lives"
+    if seed % 2:
+        return
+    bench.world.writes_held = False
+    bench.until_free(receiver, sender)
+    bench.check_bytes()
+    assert bench.decode.tables()["timers"] == 1
+
+
+def silence_check(seed: int) -> None:
+    """The word was true: it counts, though the connection ended otherwise than by silence."""
+    bench = Bench(seed)
+    receiver, _ = stalled(bench)
+    bench.decode.peer_fenced("prefill-0")
+    bench.settle()
+    bench.prefills[0].engine._core.channel.cut(CloseCause.TIMED_OUT)
+    bench.settle()
+    assert not receiver.memory_free
+    bench.run(lambda: receiver.memory_free, timers=True)
+    assert bench.world.now < 8
+    receiver.close()
+    bench.settle()
+    tables = bench.decode.tables()
+    assert (tables["peers"], tables["grants"]) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fence_does_not_touch_a_living_engine_that_is_cut_off(seed: int) -> None:
+    cut_check(seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fence_counts_however_the_connection_ends(seed: int) -> None:
+    silence_check(seed)
+
+
+FENCES = [
+    Mutant(decode_links.DecodeLinks, "_proof", "link.last_heard <= peer.fenced_at and silent", "peer.fenced_at > -1"),
+    Mutant(decode_links.DecodeLinks, "_proof", "and silent", ""),
+    Mutant(decode_links.DecodeLinks, "_lost", "and proof is None", "and False"),
+    Mutant(decode_links.DecodeLinks, "_welcomed", "self._timers.disarm(peer, Alarm.FENCE)", "pass"),
+    Mutant(decode_links.DecodeLinks, "_fenced", "peer.link is not None", "False"),
+]
+
+
+@named(FENCES)
 def test_the_check_of_fences_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
-    dies(lambda: [fence_check(seed) for seed in range(4)])
+    dies(lambda: [check(seed) for seed in range(4) for check in (fence_check, cut_check, silence_check)])
 
 
 def test_more_rooms_than_may_be_open_are_refused_and_nothing_changes() -> None:

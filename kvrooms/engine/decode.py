@@ -159,9 +159,9 @@ class DecodeEngine(Engine):
     def peer_fenced(self, engine: str) -> None:
         """The orchestrator's word that processes named `engine` are fenced: their writes can land no more.
 
-        Their quarantined ranges are free, of one that is still connected as soon as its connection is given up; if it
-        is heard of after this word it is another process, or was not fenced, and the word counts for nothing. To say
-        this of a process that lives and cannot be heard corrupts memory.
+        Their quarantined ranges are free; of one that was connected, once it has been silent for `heartbeat_timeout_s`.
+        If it is heard of after this word it is another process, or was not fenced, and the word counts for nothing. To
+        say this of a process that lives and cannot be heard corrupts memory.
         """
         self._check_open()
         self._submit(cast(DecodeCore, self._core).fence, engine)

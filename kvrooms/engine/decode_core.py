@@ -76,17 +76,6 @@ class DecodeCore(DecodeHolds):
         if self._rooms.get(record.key) is record:
             self._step(record, Close(), Failure(Reason.ABORTED, "closed by its caller while it was open"))
 
-    def fence(self, engine: str) -> None:
-        """The orchestrator says that writers named `engine` were fenced.
-
-        One that is connected still has to be silent from here on: else it is another process, that lives.
-        """
-        for peer in list(self._peers.values()):
-            if peer.engine == engine and peer.link is None:
-                self._end_all(peer, LeaseEvent.FENCED, Failure(Reason.PEER_LOST, f"{engine} was fenced"))
-            elif peer.engine == engine:
-                peer.fenced_at = self.now
-
     # -- rooms ---------------------------------------------------------------------------------------------------
 
     def _fail(self, record: DecodeRecord, column: On, failure: Failure) -> None:
@@ -254,12 +243,6 @@ class DecodeCore(DecodeHolds):
             detail = failure.detail if failure else ""
             self._send(peer.link, wire.Abort(grant.number, reason, detail[:DETAIL_MAX]))
 
-    def _end_all(self, peer: Peer, proof: LeaseEvent, failure: Failure) -> None:
-        """Every grant of a peer ends: its room fails, and there is proof that nobody writes any more."""
-        for grant in list(peer.grants.values()):
-            self._fail(grant.record, On.PEER_LOST, failure)
-            self._lease(grant, proof)
-
     # -- input ---------------------------------------------------------------------------------------------------
 
     @property
@@ -355,6 +338,8 @@ class DecodeCore(DecodeHolds):
                 self._renew(hold)
             case Alarm.REDIAL, DecodeLink() as link:
                 self._seek(link)
+            case Alarm.FENCE, Peer() as peer:
+                self._fenced(peer)
             case _:
                 raise AssertionError(f"{alarm} of {owner!r}")
 

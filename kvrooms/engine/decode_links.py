@@ -149,6 +149,7 @@ class DecodeLinks(EngineCore):
         if before is not None and before is not peer:
             self._retire(before)
         peer.link = link
+        self._timers.disarm(peer, Alarm.FENCE)
         link.incarnation, link.engine = incarnation, engine
         link.backoff_s = REDIAL_FIRST_S
         self._established(link)
@@ -185,16 +186,38 @@ class DecodeLinks(EngineCore):
                 self._fail(grant.record, On.PEER_LOST, failure)
                 if proof is not None:
                     self._lease(grant, proof)
+            if link.last_heard <= peer.fenced_at and proof is None:
+                self._timers.arm(peer, Alarm.FENCE, link.last_heard + self.settings.heartbeat_timeout_s)
             self._retire(peer)
         link.goodbye = False
         self._redial(link, f"the connection ended: {event.cause.value} {event.detail}")
 
-    @staticmethod
-    def _proof(link: DecodeLink, peer: Peer, cause: CloseCause) -> LeaseEvent | None:
-        """What the end of a connection proves of its writer: None, it may live and write."""
+    def _proof(self, link: DecodeLink, peer: Peer, cause: CloseCause) -> LeaseEvent | None:
+        """What the end of a connection proves of its writer: None, it may live and write.
+
+        The orchestrator's word is about a name, which a process that lives may have as well. That one is heard of
+        within the heartbeat's limit, or it comes back.
+        """
         if cause in _PROOFS and not link.goodbye:
             return LeaseEvent.WRITER_GONE
-        return LeaseEvent.FENCED if link.last_heard <= peer.fenced_at else None
+        silent = self.now - link.last_heard > self.settings.heartbeat_timeout_s
+        return LeaseEvent.FENCED if link.last_heard <= peer.fenced_at and silent else None
+
+    def fence(self, engine: str) -> None:
+        """The orchestrator says that writers named `engine` were fenced. See `_proof` for one that is connected."""
+        for peer in list(self._peers.values()):
+            if peer.engine == engine:
+                peer.fenced_at = self.now
+                self._fenced(peer)
+
+    def _fenced(self, peer: Peer) -> None:
+        """A peer that is said to be fenced, and is not connected, writes no more."""
+        if peer.link is not None:
+            return
+        failure = Failure(Reason.PEER_LOST, f"{peer.engine} was fenced")
+        for grant in list(peer.grants.values()):
+            self._fail(grant.record, On.PEER_LOST, failure)
+            self._lease(grant, LeaseEvent.FENCED)
 
     def _left(self, link: Link, undrained: tuple[int, ...]) -> None:
         """GOODBYE of a prefill engine: a promise for every grant but the undrained."""
@@ -216,6 +239,7 @@ class DecodeLinks(EngineCore):
         """
         if peer.link is None and not peer.grants and self._peers.get(peer.incarnation) is peer:
             del self._peers[peer.incarnation]
+            self._timers.disarm(peer, Alarm.FENCE)
             self._first_grant = max(self._first_grant, peer.next_grant)
 
     def _floor(self, link: Link) -> int:

@@ -25,6 +25,7 @@ class Alarm(Symbol):
     HEARTBEAT = "a connection's next ping"
     REDIAL = "a connection's next try"
     HOLD = "a hold's next renewal"
+    FENCE = "a peer that is said to be fenced has been silent for long enough"
 
 
 class Timers:
