@@ -134,7 +134,7 @@ class PrefillEngine(Engine):
             self._check_room()
             self._claims.take_key(key)
             self._open_rooms.add(handle)
-        self._submit(cast(PrefillCore, self._core).open, record, declaration)
+            self._submit(cast(PrefillCore, self._core).open, record, declaration)  # before whatever refuses rooms
         return handle
 
     def _send(self, room: PrefillRoom, pages: object, state_indices: object, last: bool | None) -> None:

@@ -250,6 +250,12 @@ class PrefillCore(PrefillGrants):
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """See `EngineCore.drain`. Grants for rooms that will never be opened are refused at once."""
+        super().drain()
+        for writer in self._parked.all():
+            self._refuse_grant(writer, "the engine is being drained: it takes no new rooms")
+
     def shutdown(self) -> None:
         """Fail every open room and refuse what is parked. Posted writes settle by themselves."""
         self.closing = True

@@ -88,7 +88,7 @@ class PrefillGrants(PrefillPosting):
 
     def _park(self, writer: Writer) -> None:
         if self.closing or self.draining:
-            self._refuse_grant(writer, "the engine is being closed")
+            self._refuse_grant(writer, "the engine is being closed, or drained: it takes no new rooms")
             return
         if self._parked.full(writer.peer):
             self._refuse_grant(writer, f"{writer.key} is not open here, and too many such grants wait already")

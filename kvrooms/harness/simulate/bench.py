@@ -26,6 +26,7 @@ from ..faults import Faults
 from ..ports import Write
 from ..witness import Witness
 from ..world import World
+from .blocking import let_wait
 from .memory import ALWAYS, DENSE, FREED, SPENT, Held, Plan, Shape, Side, source_pool, target_pool
 
 AnyRoom = DecodeRoom | PrefillRoom
@@ -172,6 +173,7 @@ class Bench(Witness):
 
     def hold(self, room: AnyRoom, side: Side, plan: Plan, *, receives: bool) -> Held:
         """A room has items of a side until it says that they are free."""
+        let_wait(room, self.world)
         held = Held(room, side, plan, receives=receives)
         self.held.append(held)
         side.own(held)

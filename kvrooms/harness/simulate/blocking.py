@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ...engine.handle import _Moment
+from ...engine.handle import Room, _Moment
 from ..world import World
 
 
@@ -18,7 +18,13 @@ class WorldMoment(_Moment):
         self._world = world
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """See `_Moment.wait`."""
-        while not self.happened and self._world.step():
+        """See `_Moment.wait`. How long it may take is not looked at, but whether it may take time at all."""
+        patient = timeout is None or timeout > 0
+        while patient and not self.happened and self._world.step():
             pass
         return self.happened
+
+
+def let_wait(room: Room, world: World) -> None:
+    """Let those who wait for a room that was just opened run the world meanwhile."""
+    room._end, room._free, room._gone = (WorldMoment(world) for _ in range(3))  # noqa: SLF001

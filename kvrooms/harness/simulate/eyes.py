@@ -13,7 +13,6 @@ from ...transport.ports import CloseCause
 from ..channel import SimChannel
 from ..ports import SimTransport, Write
 from .bench import Bench
-from .blocking import WorldMoment
 from .lives import Caller, Key, Life, Trouble
 from .memory import Side
 from .record import Record, words_of, words_of_write
@@ -81,7 +80,6 @@ class Eyes(Bench):
 
     def enter(self, life: Life, caller: Caller) -> None:
         """A caller has opened its room."""
-        caller.room._gone = WorldMoment(self.world)  # noqa: SLF001 - who blocks lets the world run
         held = self.hold(caller.room, caller.side, life.plan, receives=caller is life.receiver)
         held.note = (life, caller)
         caller.held = held
