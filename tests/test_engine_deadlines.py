@@ -192,7 +192,24 @@ def check_turn(seed: int) -> None:
     bench.finish(*first, timers=True)
 
 
-@pytest.mark.parametrize("check", [check_stuck, check_turn])
+def check_late_turn(seed: int) -> None:
+    """Twenty rooms share a network that carries a page a second: each is slow for a second, when its turn comes."""
+    bench = Bench(seed, pages=40, slots=40, settings=EngineSettings(piece_bytes=64, inflight_per_peer_bytes=64))
+    bench.world.writes_held = True
+    rooms: list[Any] = []
+    for number in range(20):
+        plan = bench.plan(1, aux=False)
+        rooms += [bench.receive(plan, number), bench.offer(plan, number, moving_timeout_s=4)]
+        send_in(rooms[-1], plan, [1])
+    bench.settle()
+    for _ in range(30):
+        for write in bench.world.writes[:1]:
+            bench.world.finish(write)
+        bench.pass_time(1)
+    assert {room.poll() for room in rooms} == {Status.DONE}
+
+
+@pytest.mark.parametrize("check", [check_stuck, check_turn, check_late_turn])
 def test_a_stuck_transfer_is_told_from_one_that_waits(check: Any) -> None:
     for seed in range(3):
         check(seed)
@@ -200,8 +217,10 @@ def test_a_stuck_transfer_is_told_from_one_that_waits(check: Any) -> None:
 
 @named([
     Mutant(PrefillPosting, "_idle_if_so", "self._step(record, Idle())", "pass"),
-    Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at and ", ""),
-    Mutant(PrefillPosting, "_queued", "self.progressed_at > record.armed_at", "False"),
+    Mutant(PrefillPosting, "_waited_until", "default=self.progressed_at", "default=self.now"),
+    Mutant(PrefillPosting, "_waited_until", "default=self.progressed_at", "default=0.0"),
+    Mutant(PrefillPosting, "_post", "writer.turn_at = self.now", "pass"),
+    Mutant(PrefillCore, "_has_waited", "record.armed_at = since", "pass"),
     Mutant(PrefillCore, "_bind", "self._step(record, Queued())", "pass"),
 ])  # fmt: skip
 def test_the_checks_of_turns_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +230,7 @@ def test_the_checks_of_turns_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPa
         test_a_caller_of_prefill_that_sends_no_more()
         check_stuck(0)
         check_turn(0)
+        check_late_turn(0)
 
     dies(all_of_them)
 

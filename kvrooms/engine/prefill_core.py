@@ -155,6 +155,15 @@ class PrefillCore(PrefillGrants):
         record.timer, record.armed_at = timer, self.now
         self._timers.arm(record, Alarm.PHASE, self.now + seconds)
 
+    def _has_waited(self, record: PrefillRecord) -> bool:
+        """Whether a room has waited for its turn since its deadline was armed: then that begins with its turn."""
+        since = self._waited_until(record)
+        if since <= record.armed_at:
+            return False
+        record.armed_at = since
+        self._timers.arm(record, Alarm.PHASE, since + record.settings.moving_timeout_s)
+        return True
+
     def _deadline(self, record: PrefillRecord, timer: Timer) -> None:
         detail = late(record, timer, self.now, self._peer_name(record))
         self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
@@ -237,8 +246,8 @@ class PrefillCore(PrefillGrants):
 
     def _own_alarm(self, owner: object, alarm: Alarm) -> None:
         match alarm, owner:
-            case Alarm.PHASE, PrefillRecord(timer=Timer.MOVING) as record if self._queued(record):
-                self._arm(record, Timer.MOVING)
+            case Alarm.PHASE, PrefillRecord(timer=Timer.MOVING) as record if self._has_waited(record):
+                pass
             case Alarm.PHASE, PrefillRecord(timer=Timer() as timer) as record:
                 self._deadline(record, timer)
             case Alarm.CAP, PrefillRecord() as record:

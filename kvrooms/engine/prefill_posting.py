@@ -115,6 +115,8 @@ class PrefillPosting(PrefillLinks):
             return
         if message:
             writer.peer.last_notified = self.clock.now()  # after it: on some transports the post is the copy
+        if not writer.drain.posted:
+            writer.turn_at = self.now
         self._drain(writer, DrainEvent.POSTED)
         if handle is None:
             self._settled(writer, piece, None)
@@ -177,9 +179,9 @@ class PrefillPosting(PrefillLinks):
         if record is not None and record.room.phase not in TERMINAL and not any(map(_busy, record.writers)):
             self._step(record, Idle())
 
-    def _queued(self, record: PrefillRecord) -> bool:
-        """Whether a room only waits for its turn: nothing of it is posted, and others have made progress meanwhile."""
-        return self.progressed_at > record.armed_at and not any(writer.drain.posted for writer in record.writers)
+    def _waited_until(self, record: PrefillRecord) -> float:
+        """Until when a room has only waited for its turn: until something of it was posted, or others last moved."""
+        return max((writer.turn_at for writer in record.writers if writer.drain.posted), default=self.progressed_at)
 
     @property
     def listening(self) -> bool:

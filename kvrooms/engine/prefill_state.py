@@ -69,6 +69,7 @@ class Writer:
         self.accepted = False
         self.voided_at = 0.0
         self.posted_bytes = 0
+        self.turn_at = 0.0
         manifest = wanted.manifest
         self.unposted = size(manifest.kv) + bool(manifest.aux) + sum(count for _, count in manifest.state)
 
