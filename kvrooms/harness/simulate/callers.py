@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from ...protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
 from ...protocol.status import Status
@@ -115,6 +119,18 @@ def chunks(draw: random.Random, shape: Shape, plan: Plan) -> Sends:
     return sends
 
 
+@contextmanager
+def lent(life: Life, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Arguments of a call. In every third life the pages stand in an array that its caller fills anew afterwards."""
+    pages = given.get("pages")
+    if life.serial % 3 or not isinstance(pages, list):
+        yield given
+        return
+    array = np.array(pages, dtype=np.int32)
+    yield {**given, "pages": array}
+    array.fill(0)
+
+
 class Callers:
     """Does what callers intend, and looks at what they get for it."""
 
@@ -150,7 +166,8 @@ class Callers:
 
     def _open(self, life: Life, caller: Caller) -> None:
         try:
-            caller.room = caller.side.engine.open(life.key[0], attempt=life.key[1], **caller.arguments)
+            with lent(life, caller.arguments) as given:
+                caller.room = caller.side.engine.open(life.key[0], attempt=life.key[1], **given)
         except InvalidArgument as error:
             self.judge.accuse(
                 "C1", f"{life} cannot be opened, although nothing is left of the life before: {error}", life
@@ -174,7 +191,8 @@ class Callers:
     def _send(self, life: Life, caller: Caller) -> None:
         send = life.sends.popleft()
         try:
-            caller.room.send(**send)
+            with lent(life, send) as given:
+                caller.room.send(**given)
         except RoomClosed:
             if caller.end is None and not caller.closed:
                 self.judge.accuse("L4", f"{life} goes on, and prefill takes no more of it", life)
