@@ -137,11 +137,15 @@ def test_a_guarded_command_does_not_start_under_a_stranger() -> None:
     assert done.returncode == 3
 
 
+OBEYS = [*PYTHON, "import sys; [sys.exit() for line in sys.stdin if line.strip() == 'drain']"]
+
+
 def test_sigterm_ends_children_first_and_still_reports() -> None:
+    obedient = {**ALL_WAIT, "prefill": OBEYS, "decode": OBEYS}
     text = (
         "import sys\n"
         "from kvrooms.demo.run import DemoOptions, main\n"
-        f"sys.exit(main(DemoOptions(requests=1), instead={ALL_WAIT!r}))\n"
+        f"sys.exit(main(DemoOptions(requests=1), instead={obedient!r}))\n"
     )
     with subprocess.Popen([*PYTHON, text], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -149,5 +153,5 @@ def test_sigterm_ends_children_first_and_still_reports() -> None:
         assert b"registry at" in parent.stdout.readline()
         parent.send_signal(signal.SIGTERM)
         lines = parent.stdout.read().splitlines()
-        assert parent.wait(20) == 1
-    assert json.loads(lines[-1])["errors"] == ["interrupted"]
+        assert parent.wait(20) == 128 + signal.SIGTERM
+    assert json.loads(lines[-1])["errors"] == ["interrupted by SIGTERM"]

@@ -13,8 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
+from ..engine.draining import Drainer
+from ..protocol.errors import EngineClosed
 from .jobs import Job
-from .messages import Event, Trouble
+from .messages import DRAIN, Drained, Event, Trouble
 
 T = TypeVar("T")
 
@@ -28,7 +30,10 @@ class Parent:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._lines: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._follow, name="kvrooms-demo-parent", daemon=True).start()
+
+    def follow(self, drain: Callable[[], None]) -> None:
+        """Begin to listen. drain: called when the parent wants this process to drain its engines and end."""
+        threading.Thread(target=self._follow, args=(drain,), name="kvrooms-demo-parent", daemon=True).start()
 
     def tell(self, event: Event) -> None:
         """Send one event. A parent that is gone ends this process."""
@@ -48,12 +53,15 @@ class Parent:
             raise TimeoutError(f"the parent sent no {kind.__name__} within {timeout:.0f} s") from None
         return msgspec.json.decode(line, type=kind)
 
-    def _follow(self) -> None:
+    def _follow(self, drain: Callable[[], None]) -> None:
         pending = b""
         while data := os.read(0, 1 << 16):
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                self._lines.put(line)
+                if line == DRAIN:
+                    drain()
+                else:
+                    self._lines.put(line)
         os._exit(3)  # the parent has gone or wants no more of us
 
 
@@ -70,9 +78,14 @@ class Limit:
 
 
 def serve(work: Callable[[Parent, Job, Limit], None]) -> None:
-    """The whole life of a child: take the job, do `work`, and say why if it fails (exit status 1)."""
+    """The whole life of a child: take the job, do `work`, and say why if it fails (exit status 1).
+
+    Told to end, by a signal or its parent, it drains its engines beside that work (`Drainer`).
+    """
     started = time.monotonic()
     parent = Parent()
+    drainer = Drainer(lambda found: parent.tell(Drained(found)))
+    parent.follow(drainer.ask)
     try:
         job = parent.receive(Job, 60.0)
         import torch
@@ -80,6 +93,9 @@ def serve(work: Callable[[Parent, Job, Limit], None]) -> None:
         torch.set_num_threads(1)  # the same sums in the same order as in the reference process
         work(parent, job, Limit(job.limit_s - (time.monotonic() - started)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        traceback.print_exc()
-        parent.tell(Trouble(text=f"{type(error).__name__}: {error}"))
+        if not (drainer.asked and isinstance(error, EngineClosed)):
+            traceback.print_exc()
+            parent.tell(Trouble(text=f"{type(error).__name__}: {error}"))
+        drainer.finish()
         sys.exit(1)
+    drainer.finish()

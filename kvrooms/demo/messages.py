@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from ..engine.host import Drained as EngineDrained
+
+DRAIN = b"drain"
+"""Parent to child, a line of its own: no new rooms; end when those that are open have ended, or time is up."""
+
 
 class Addresses(msgspec.Struct, frozen=True):
     """Parent to child: where to find whom. The prefill process gets `registry`, decode one URL per model."""
@@ -85,7 +90,13 @@ class Trouble(Event, frozen=True):
     request: str = ""
 
 
-Message = Ready | Phase | Sent | Generated | Control | Finished | Reference | Trouble
+class Drained(Event, frozen=True):
+    """A child was told to end, and this is what became of its rooms, by engine."""
+
+    engines: dict[str, EngineDrained]
+
+
+Message = Ready | Phase | Sent | Generated | Control | Finished | Reference | Trouble | Drained
 
 _DECODER = msgspec.json.Decoder(Message)
 

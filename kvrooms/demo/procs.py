@@ -16,6 +16,8 @@ from types import TracebackType
 
 import msgspec
 
+from .messages import DRAIN
+
 _HERE = Path(__file__).parent
 _STDERR_LINES = 12
 _GRACE_S = 5.0
@@ -99,13 +101,11 @@ class Children:
 
     def tell(self, name: str, value: msgspec.Struct) -> None:
         """Send one instruction. A child that is gone hears nothing: its exit is reported by `hear`."""
-        pipe = self._running[name].stdin
-        assert pipe is not None
-        try:
-            pipe.write(msgspec.json.encode(value) + b"\n")
-            pipe.flush()
-        except (BrokenPipeError, ValueError):
-            pass
+        self._write(name, msgspec.json.encode(value))
+
+    def drain(self, name: str) -> None:
+        """Ask a child to drain its engines and end. One that is gone hears nothing."""
+        self._write(name, DRAIN)
 
     def hear(self, timeout: float) -> Line | Exit | None:
         """The next line or exit of any child; None after `timeout` seconds."""
@@ -124,6 +124,20 @@ class Children:
     def pids(self) -> dict[str, int]:
         """The process id of each child that runs."""
         return {name: process.pid for name, process in self._running.items() if process.poll() is None}
+
+    def _write(self, name: str, line: bytes) -> None:
+        pipe = self._running[name].stdin
+        assert pipe is not None
+        try:
+            pipe.write(line + b"\n")
+            pipe.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+
+    def kill(self) -> None:
+        """Kill every child that runs. Does not wait; safe in a signal handler."""
+        for process in list(self._running.values()):
+            process.kill()
 
     def stop(self) -> None:
         """End every child: its input closes, then SIGTERM, then SIGKILL. Returns when all are gone."""

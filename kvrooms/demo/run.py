@@ -11,15 +11,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 
+from ..engine.draining import words
+from ..engine.ending import CutOff, Ending, status_of
+from ..engine.settings import load_settings
 from . import models
 from .jobs import Job, ModelJob, RequestJob
 from .messages import Addresses, Message, Ready, decode
@@ -29,7 +29,9 @@ from .view import View, pick_view
 
 _TICK_S = 0.1
 _FAREWELL_S = 10.0
+_DRAIN_GRACE_S = 5.0
 _WORKERS = frozenset({"prefill", "decode", "reference"})
+_WITH_ENGINES = ("prefill", "decode")
 _CHILD_SHARE = 0.8  # children give up first: they can say where they stand
 
 
@@ -50,21 +52,26 @@ class DemoOptions:
 
 
 def main(options: DemoOptions, output: TextIO | None = None, *, instead: dict[str, list[str]] | None = None) -> int:
-    """Run the demo; 0 if everything held, else 1. The last line of standard output is the report, come what may.
+    """Run the demo; 0 if everything held, 1 if not, `status_of` the signal that cut it short (see `engine.ending`).
 
-    `instead` gives other command lines for some of the children (tests).
+    The last line of standard output is the report, come what may. `instead` gives other command lines for some of the
+    children (tests).
     """
     output = output or sys.stdout
     view = pick_view(output, plain=options.json)
+    children = Children(instead)
     session: Session | None = None
-    error = ""
-    with tempfile.TemporaryDirectory(prefix="kvrooms-demo-") as folder, _signals():
+    error, status = "", 1
+    with Ending() as ending:
+        ending.at_once.append(children.kill)
         try:
-            session = Session(plan(options, folder))
-            with view, Children(instead) as children:
-                Demo(session, children, view, options.timeout_s).run()
-        except (KeyboardInterrupt, SystemExit):
-            error = "interrupted"
+            with tempfile.TemporaryDirectory(prefix="kvrooms-demo-") as folder, view, children:
+                session = Session(plan(options, folder))
+                Demo(session, children, view, options.timeout_s, ending).run()
+        except Interrupted as problem:
+            error, status = str(problem), status_of(problem.sign)
+        except CutOff as problem:
+            error, status = str(problem), status_of(problem.sign)
         except Exception as problem:  # noqa: BLE001 - the report is owed in any case
             error = f"{type(problem).__name__}: {problem}" if not isinstance(problem, DemoError) else str(problem)
         if session is not None:
@@ -72,13 +79,21 @@ def main(options: DemoOptions, output: TextIO | None = None, *, instead: dict[st
             view.summary(session, _texts(session))
         else:
             view.note(f"error: {error}")
-    output.write(json.dumps(report(session, error)) + "\n")
-    output.flush()
-    return 0 if session is not None and session.ok else 1
+        output.write(json.dumps(report(session, error)) + "\n")
+        output.flush()
+    return 0 if session is not None and session.ok else status
 
 
 class DemoError(Exception):
     """The demo as a whole cannot go on; the text is for the person."""
+
+
+class Interrupted(DemoError):
+    """A signal asked the demo to end, and its engines have drained."""
+
+    def __init__(self, sign: signal.Signals) -> None:
+        super().__init__(f"interrupted by {sign.name}")
+        self.sign = sign
 
 
 def plan(options: DemoOptions, folder: str) -> Job:
@@ -111,7 +126,10 @@ def _models(options: DemoOptions) -> list[ModelJob]:
 class Demo:
     """One run: children are started, instructed and heard until everything is said or something fails."""
 
-    def __init__(self, session: Session, children: Children, view: View, timeout_s: float) -> None:
+    def __init__(
+        self, session: Session, children: Children, view: View, timeout_s: float, ending: Ending | None = None
+    ) -> None:
+        self._ending = ending or Ending()
         self._session = session
         self._children = children
         self._view = view
@@ -119,7 +137,7 @@ class Demo:
         self._gone: set[str] = set()
 
     def run(self) -> None:
-        """Run to the end. Raises DemoError when a child dies, speaks nonsense, or time is up."""
+        """Run to the end. Raises DemoError when a child dies, speaks nonsense, or time is up, or a signal came."""
         ends = time.monotonic() + self._timeout_s
         self._view.note("starting: registry, prefill, decode, reference")
         for name in ("prefill", "decode", "registry", "reference"):
@@ -131,12 +149,38 @@ class Demo:
             if left <= 0:
                 raise DemoError(f"time is up after {self._timeout_s:.0f} s: {self._standing()}")
             heard = self._children.hear(min(left, _TICK_S))
+            if self._ending.asked is not None:
+                self._drain(self._ending.asked, heard)
             if isinstance(heard, Exit):
                 self._exited(heard)
             elif heard is not None:
                 self._heard(heard)
             self._view.tick(self._session)
         self._farewell(min(ends, time.monotonic() + _FAREWELL_S))
+
+    def _drain(self, sign: signal.Signals, heard: Line | Exit | None) -> NoReturn:
+        """Let open rooms end within the limit that engines have, and hear what became of them. Raises Interrupted."""
+        limit_s = load_settings().drain_timeout_s
+        self._view.note(
+            f"{sign.name}: no new rooms; open ones may end within {limit_s:g} s, a second signal ends at once"
+        )
+        for name in _WITH_ENGINES:
+            self._children.drain(name)
+        ends = time.monotonic() + limit_s + _DRAIN_GRACE_S
+        while True:
+            if isinstance(heard, Exit):
+                self._gone.add(heard.child)
+            elif heard is not None:
+                self._heard(heard)
+            left = ends - time.monotonic()
+            if left <= 0 or self._gone.issuperset(_WITH_ENGINES):
+                break
+            heard = self._children.hear(min(left, _TICK_S))
+            self._view.tick(self._session)
+        for drained in self._session.drained.values():
+            for line in words(drained.engines):
+                self._view.note(line)
+        raise Interrupted(sign)
 
     def _farewell(self, ends: float) -> None:
         """Let the children leave by themselves: an engine that cannot be closed is a fault too."""
@@ -170,6 +214,8 @@ class Demo:
         expected = gone.child in self._session.finished or (gone.child == "reference" and reference_done)
         if gone.status == 0 and expected:
             return
+        if self._ending.asked is not None and expected:
+            return  # whoever told us has told it too, and it had nothing left to do
         how = f"exit status {gone.status}" if gone.status >= 0 else signal.Signals(-gone.status).name
         told = any(error.startswith(f"{gone.child}: ") for error in self._session.errors)
         words = "" if told else self._children.last_words(gone.child)
@@ -185,11 +231,14 @@ class Demo:
 
 
 def report(session: Session | None, error: str = "") -> dict[str, Any]:
-    """The one JSON object. `error` and `errors` appear only if something did not hold."""
+    """The one JSON object. `errors` appears only if something did not hold, `drained` after a signal."""
     rows = [] if session is None else [row.as_json() for row in session.rows.values()]
     ok = session is not None and session.ok
     transport = "" if session is None else session.transport
     result: dict[str, Any] = {"ok": ok, "transport": transport, "requests": rows}
+    if session is not None and session.drained:
+        engines = [one for drained in session.drained.values() for one in drained.engines.items()]
+        result["drained"] = {name: drained._asdict() for name, drained in engines}
     if not ok:
         result["errors"] = [error] if session is None else session.complaints()
     return result
@@ -204,21 +253,3 @@ def _texts(session: Session) -> dict[str, str]:
             if to_text is not None and done is not None:
                 texts[request.id] = to_text(done.tokens)
     return texts
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM ends the demo the way Ctrl-C does: children first, then the report."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .controls import noticed
 from .jobs import Job, RequestJob
-from .messages import Control, Finished, Generated, Message, Phase, Ready, Reference, Sent, Trouble
+from .messages import Control, Drained, Finished, Generated, Message, Phase, Ready, Reference, Sent, Trouble
 from .oracle import differences, load
 
 
@@ -63,6 +63,7 @@ class Session:
         self.errors: list[str] = []
         self.finished: set[str] = set()
         self.transport = ""
+        self.drained: dict[str, Drained] = {}
 
     def take(self, child: str, message: Message) -> Row | None:
         """Take in what `child` said; the row that it concerns, if any.
@@ -76,6 +77,9 @@ class Session:
             return None
         if isinstance(message, Ready):
             self.transport = message.transport
+            return None
+        if isinstance(message, Drained):
+            self.drained[child] = message
             return None
         if isinstance(message, Trouble) and not message.request:
             self.errors.append(f"{child}: {message.text}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -28,7 +29,6 @@ from .health import Health
 from .settings import EngineSettings
 
 CLOSE_TIMEOUT_S = 10.0
-DRAIN_TIMEOUT_S = 60.0
 _ACKNOWLEDGE_S = 1.0
 E = TypeVar("E", bound="Engine")
 
@@ -75,6 +75,15 @@ class Drained(NamedTuple):
     held: int
 
 
+_HERE: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+
+
+def engines() -> list[Engine]:
+    """The engines of this process that are not closed. Any thread."""
+    here = [ref() for ref in _HERE.valuerefs()]  # copied in one step, whoever makes an engine meanwhile
+    return [one for one in here if one is not None and one.pid == os.getpid() and not one._closed]  # noqa: SLF001
+
+
 class Engine:
     """Base of both engines. Any method may be called from any thread of the process that made the engine."""
 
@@ -93,6 +102,7 @@ class Engine:
         self._runner = assembly.runner(self._core, self._finish)
         self._runner.start()
         watch(self)
+        _HERE[id(self)] = self
 
     def forked(self) -> None:
         """See `forks`. Public methods refuse to be called here, before they take a lock: its holder may be gone."""
@@ -131,13 +141,16 @@ class Engine:
         refused = {reason: count for reason, count in self._assembly.refused().items() if count}
         return {**self._core.counters, **refused}
 
-    def drain(self, timeout: float = DRAIN_TIMEOUT_S) -> Drained:
+    def drain(self, timeout: float | None = None) -> Drained:
         """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.
+
+        timeout: None for the setting `drain_timeout_s`.
 
         Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed.
         Raises EngineClosed.
         """
         self._check_open()
+        timeout = self.settings.drain_timeout_s if timeout is None else timeout
         with self.lock:
             self._draining = True
             rooms = list(self._open_rooms)

@@ -53,6 +53,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cap_timeout_s: _Seconds = 1800.0
     """The longest life of a room, whatever progress it makes."""
 
+    drain_timeout_s: _Seconds = 20.0
+    """How long `drain`, and a command that was told to end, lets open rooms go on before it aborts them."""
+
     heartbeat_s: _Seconds = 1.0
     """Between two heartbeats on a connection that carries nothing else."""
 

@@ -1,0 +1,82 @@
+"""What SIGTERM and SIGINT mean to a command: the one place where that is decided. Nothing here knows an engine.
+
+The first signal asks for an orderly end: nothing new begins, what is open ends within a limit, the rest is reported.
+The second ends at once. A process that has engines and a parent uses `draining` on top of this.
+
+Exit status: `status_of(signal)`, 143 or 130, for whatever was cut short by a signal, in order or not. A command whose
+work is never finished by itself, or may end at any time (a server, a soak), was not cut short by the first signal: its
+status is that of what it did.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def status_of(sign: signal.Signals) -> int:
+    """The exit status of what was cut short by a signal: that which a shell shows for a death by it."""
+    return 128 + sign
+
+
+class CutOff(KeyboardInterrupt):
+    """A second signal: give up what is under way. Raised in the main thread; `sign` is the signal."""
+
+    def __init__(self, sign: signal.Signals) -> None:
+        super().__init__(f"ended at once by a second signal, {sign.name}")
+        self.sign = sign
+
+
+class Ending:
+    """Listens for the signals while it is entered, in the main thread; elsewhere nothing is listened to.
+
+    A second signal calls what is in `at_once` and raises CutOff; a third ends the process where it stands.
+    """
+
+    def __init__(self) -> None:
+        self.at_once: list[Callable[[], None]] = []
+        """To be called in the signal handler at the second signal: kill what would hold up those who clean up."""
+        self._asked: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()  # its put may interrupt its own get
+        self._before: dict[signal.Signals, Any] = {}
+        self._count = 0
+        self.asked: signal.Signals | None = None
+        """The first signal, once it has come."""
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for sign in SIGNALS:
+                self._before[sign] = signal.signal(sign, self._heard)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def wait(self) -> signal.Signals:
+        """Block until the process is asked to end."""
+        return self._asked.get()
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        sign = signal.Signals(number)
+        self._count += 1
+        if self._count == 1:
+            self.asked = sign
+            self._asked.put(sign)
+        elif self._count == 2:
+            for call in list(self.at_once):
+                call()
+            raise CutOff(sign)
+        else:
+            leave(status_of(sign))
+
+
+def leave(status: int) -> NoReturn:
+    """End the process here and now: nothing that is under way in it is waited for."""
+    os._exit(status)
