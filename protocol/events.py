@@ -13,6 +13,7 @@ import msgspec
 from .failure import Reason
 from .manifest import Declaration, Manifest
 from .notify import PartKind
+from .shares import Covers
 
 
 class Symbol(enum.Enum):
@@ -40,8 +41,9 @@ DEADLINE_REASON = {
 
 
 class RoomEvent(Symbol):
-    """The columns of the two room tables: the first eight are progress, the rest end a room."""
+    """The columns of the two room tables: the first nine are progress, the rest end a room."""
 
+    FOUND = "the sending ranks are known"
     ACCEPTED = "a sending rank has accepted the grant"
     LANDED = "positions of a part have landed"
     HELD = "decode, which has no memory for the room yet, asks to keep it"
@@ -71,6 +73,13 @@ class Event(msgspec.Struct, frozen=True):
     KIND: ClassVar[RoomEvent]
 
 
+class Found(Event, frozen=True):
+    """decode: the prefill instance's ranks are known; a manifest per sending rank."""
+
+    KIND = RoomEvent.FOUND
+    manifests: tuple[Manifest, ...]
+
+
 class Accepted(Event, frozen=True):
     """decode: the sending rank `sender` has bound the grant to its room."""
 
@@ -96,11 +105,16 @@ class Held(Event, frozen=True):
 
 
 class Bound(Event, frozen=True):
-    """prefill: METADATA of receiving rank `receiver` has arrived with this manifest."""
+    """prefill: METADATA of receiving rank `receiver`, of so many, has arrived with this manifest.
+
+    covers: what this pair of ranks is for; None: everything.
+    """
 
     KIND = RoomEvent.BOUND
     receiver: int
     manifest: Manifest
+    receivers: int = 1
+    covers: Covers | None = None
 
 
 class Declared(Event, frozen=True):
@@ -146,7 +160,7 @@ class Close(Event, frozen=True):
     KIND = RoomEvent.CLOSE
 
 
-DecodeEvent: TypeAlias = Accepted | Landed | Fail | Close
+DecodeEvent: TypeAlias = Found | Accepted | Landed | Fail | Close
 PrefillEvent: TypeAlias = Held | Bound | Declared | Queued | Settled | Idle | Fail | Close
 
 

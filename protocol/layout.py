@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from .errors import WireError
-from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, U64_MAX
+from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, RANKS_MAX, SHARDS_MAX, U64_MAX
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
@@ -29,16 +29,52 @@ class Owed(enum.Enum):
     WHEN_INDEXED = "when_indexed"
 
 
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class Shard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The part of an item that is split among ranks: a grid of cells, each `unit_bytes` long.
+
+    Cell (row, unit) begins at `offset + row * row_stride + unit * unit_stride` of the item and is unit `first + unit`
+    of `total` in the whole model (a KV head, a channel of a Mamba layer). Rows are a page's tokens, or there is one.
+    """
+
+    offset: Offset
+    rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    row_stride: Offset
+    units: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+    unit_stride: Offset
+    unit_bytes: Length
+    first: Annotated[int, msgspec.Meta(ge=0, le=2**24)]
+    total: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+
+    @property
+    def end(self) -> int:
+        """The first byte of the item behind the last cell."""
+        return (
+            self.offset + (self.rows - 1) * self.row_stride + (self.units - 1) * self.unit_stride + self.unit_bytes
+        )  # fmt: skip
+
+
 class BufferSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One buffer: the global layer id, its role ("k", "v", "kv", "conv", ...), bytes per item, element type."""
+    """One buffer: the global layer id, its role ("k", "v", "kv", "conv", ...), bytes per item, element type.
+
+    shards: how an item is split among ranks; none: it is one opaque unit, the same on every rank that has it.
+    """
 
     layer: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
     role: Name
     item_length: Length
     dtype: Name
+    shards: Annotated[tuple[Shard, ...], msgspec.Meta(max_length=SHARDS_MAX)] = ()
 
     def __str__(self) -> str:
         return f"layer {self.layer} {self.role}"
+
+    @property
+    def parts(self) -> tuple[Shard, ...]:
+        """The shards; of a buffer without any, the one that is all of it."""
+        return self.shards or (Shard(0, 1, 0, 1, 0, self.item_length, 0, 1),)
 
 
 class AuxSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -80,6 +116,46 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def component_names(self) -> tuple[str, ...]:
         """The names of the state components, in order."""
         return tuple(component.name for component in self.state)
+
+
+RankNumber = Annotated[int, msgspec.Meta(ge=0, le=RANKS_MAX - 1)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
+
+
+class Rank(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one rank of an instance has. cp_rank, cp_size: which part of the prompt's pages (prefill only)."""
+
+    layout: Layout
+    cp_rank: RankNumber = 0
+    cp_size: Ranks = 1
+
+
+class Instance(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All ranks of an instance, in order. id: tells apart instances that ask one prefill rank for the same room."""
+
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=RANKS_MAX)]
+    id: Annotated[int, msgspec.Meta(ge=0, le=U64_MAX)] = 0
+
+
+def check_layout(layout: Layout) -> None:
+    """Raise WireError, naming the buffer, unless every shard lies within its item and within its total.
+
+    Also unless each layer and role, aux name and component stands once: parts of two ranks are paired by these.
+    """
+    groups = [("kv", layout.kv), *((f"state.{component.name}", component.buffers) for component in layout.state)]
+    for field, buffers in groups:
+        if len({(spec.layer, spec.role) for spec in buffers}) != len(buffers):
+            raise WireError(f"layout.{field}", "the same layer and role stand there twice")
+        for spec in buffers:
+            for shard in spec.shards:
+                if shard.end > spec.item_length:
+                    raise WireError(f"layout.{field}", f"{spec}: a shard ends at {shard.end} of {spec.item_length}")
+                if shard.first + shard.units > shard.total:
+                    last = shard.first + shard.units - 1
+                    raise WireError(f"layout.{field}", f"{spec}: unit {last} of {shard.total} in all")
+    for field, names in (("aux", layout.aux_names), ("state", layout.component_names)):
+        if len(set(names)) != len(names):
+            raise WireError(f"layout.{field}", f"a name stands twice in {list(names)}")
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -161,6 +237,8 @@ def _buffers_differ(where: str, ours: tuple[BufferSpec, ...], theirs: tuple[Buff
             words.append(f"{where} {a}: our element type is {a.dtype}, the peer's {b.dtype}")
         elif a.item_length != b.item_length:
             words.append(f"{where} {a}: our items have {a.item_length} bytes, the peer's {b.item_length}")
+        elif a.shards != b.shards:
+            words.append(f"{where} {a}: our shards are {a.shards}, the peer's {b.shards}")
     return words
 
 

@@ -17,6 +17,7 @@ from .errors import InvalidArgument, WireError
 from .identity import AUX_MAX, COMPONENTS_MAX, ITEMS_MAX, PAGES_MAX, check_int
 from .intervals import span, well_formed
 from .layout import Layout, Name, Owed
+from .shares import Covers
 
 Indices = npt.NDArray[np.int32]
 _EMPTY: Indices = np.empty(0, dtype=np.int32)
@@ -58,34 +59,52 @@ def counts_of(names: tuple[str, ...], totals: tuple[int, ...]) -> tuple[tuple[st
     return tuple((name, total) for name, total in zip(names, totals, strict=True) if total)
 
 
-def derive(layout: Layout, pages: int, prefix_pages: int, indices: tuple[Indices, ...], aux: bool) -> Manifest:
-    """The manifest of a room: THE answer to what must arrive.
+def derive(
+    layout: Layout,
+    pages: int,
+    prefix_pages: int,
+    indices: tuple[Indices, ...],
+    aux: bool,
+    covers: Covers | None = None,
+) -> Manifest:
+    """The manifest of a room for one sending rank: THE answer to what must arrive from it.
 
-    pages: page positions of the whole prompt; prefix_pages: how many of them decode already holds.
-    indices: from `state_indices`; aux: whether the room has an aux slot.
+    pages: page positions of the whole prompt; prefix_pages: how many of them decode already holds (both in pages of the
+    sending side). indices: from `state_indices`; aux: whether the room has an aux slot. covers: what this sending rank
+    is for; None: everything.
     """
-    names = layout.aux_names if aux else ()
     state = counts_of(layout.component_names, tuple(map(len, indices))) if indices else ()
-    return Manifest(pages, span(prefix_pages, pages), names, state)
+    if covers is None:
+        return Manifest(pages, span(prefix_pages, pages), layout.aux_names if aux else (), state)
+    state = tuple((name, count) for name, count in state if name in covers.state)
+    return Manifest(pages, covers.positions(pages, prefix_pages), covers.aux if aux else (), state)
 
 
-def check_manifest(layout: Layout, manifest: Manifest) -> None:
-    """Raise WireError, naming the field, unless a peer's manifest is well formed and fits the layout."""
+def check_manifest(layout: Layout, manifest: Manifest, covers: Covers | None = None) -> None:
+    """Raise WireError, naming the field, unless a peer's manifest is well formed and fits the layout, or the share."""
     if not well_formed(manifest.kv):
         raise WireError("manifest.kv", "intervals must be sorted, disjoint, non-adjacent and not empty")
     if manifest.kv and manifest.kv[-1][1] > manifest.pages:
         raise WireError("manifest.kv", f"position {manifest.kv[-1][1] - 1} of a prompt of {manifest.pages} pages")
     if manifest.kv and not layout.kv:
         raise WireError("manifest.kv", "pages are owed, but the layout has no KV buffers")
-    if manifest.aux and manifest.aux != layout.aux_names:
-        raise WireError("manifest.aux", f"{list(manifest.aux)} is not the layout's {list(layout.aux_names)}")
+    aux, known = (layout.aux_names, layout.component_names) if covers is None else (covers.aux, covers.state)
+    if covers is not None and manifest.kv and manifest.kv != covers.positions(manifest.pages, manifest.kv[0][0]):
+        raise WireError("manifest.kv", f"{manifest.kv} is not this rank's part of {manifest.pages} pages")
+    if manifest.aux and manifest.aux != aux:
+        raise WireError("manifest.aux", f"{list(manifest.aux)} is not the layout's {list(aux)}")
     names = [name for name, _ in manifest.state]
-    if names and names != [name for name in layout.component_names if name in names]:
-        raise WireError("manifest.state", f"{names} is not in the layout's order {list(layout.component_names)}")
+    if names and names != [name for name in known if name in names]:
+        raise WireError("manifest.state", f"{names} is not in the layout's order {list(known)}")
 
 
-def differences(declared: Declaration, wanted: Manifest) -> tuple[str, ...]:
-    """What prefill declares and decode expects otherwise, in words; items that are not declared yet are left out."""
+def differences(declared: Declaration, wanted: Manifest, covers: Covers | None = None) -> tuple[str, ...]:
+    """What prefill declares and decode expects otherwise, in words; items that are not declared yet are left out.
+
+    covers: what the sending rank is for; of what it declares only that is compared. None: everything.
+    """
+    if covers is not None:
+        declared = _restricted(declared, covers)
     if declared.state == wanted.state and declared.pages == wanted.pages and declared.aux == wanted.aux:
         return ()
     words: list[str] = []
@@ -100,6 +119,16 @@ def differences(declared: Declaration, wanted: Manifest) -> tuple[str, ...]:
                 sends, expects = ours.get(name, 0), theirs.get(name, 0)
                 words.append(f"state component {name!r}: prefill sends {sends} indices, decode expects {expects}")
     return tuple(words)
+
+
+def _restricted(declared: Declaration, covers: Covers) -> Declaration:
+    """The part of a declaration that is about what one pair of ranks is for."""
+    aux, state = declared.aux, declared.state
+    return Declaration(
+        declared.pages,
+        None if aux is None else tuple(name for name in covers.aux if name in aux),
+        None if state is None else tuple((name, count) for name, count in state if name in covers.state),
+    )
 
 
 def page_indices(field: str, value: object, items: int) -> Indices:

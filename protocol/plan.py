@@ -103,7 +103,8 @@ class DescriptorTable:
 class Transfer(NamedTuple):
     """Positions [first, first + n) of a part: the items they have on the source and on the destination.
 
-    component counts within the manifest, layout_component within the layout. source and destination have n items.
+    component counts within the manifest, layout_component within the layout. source and destination have n items;
+    between pages of different sizes, destination are the pages from position `target_first` of decode's on.
     """
 
     kind: PartKind
@@ -112,6 +113,7 @@ class Transfer(NamedTuple):
     first: int
     source: Indices
     destination: Indices
+    target_first: int = 0
 
 
 class Piece(NamedTuple):
@@ -150,7 +152,7 @@ def pieces(
     pending: list[_Slice] = []
     room = piece_bytes
     for transfer in transfers:
-        kind, component, layout_component, first, items, targets = transfer
+        kind, component, layout_component, first, items, targets, _ = transfer
         if not len(items):
             continue
         from_part, to_part = source.part(kind, layout_component), destination.part(kind, layout_component)

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..protocol.events import Accepted, Bound, Declared, Landed, Settled
+from ..protocol.events import Accepted, Bound, Declared, Found, Landed, Settled
 from ..protocol.intervals import Intervals, remove, span
 from ..protocol.manifest import Declaration, Manifest, differences
 from ..protocol.notify import PartKind
+from ..protocol.shares import Covers
 from ..protocol.status import Phase
 
 
@@ -66,22 +67,24 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 class DecodeLedger(msgspec.Struct, frozen=True):
-    """What decode still waits for, per sending rank."""
+    """What decode still waits for, per sending rank; none: it is not known yet which ranks send."""
 
     senders: tuple[Sender, ...]
 
     @property
     def open_phase(self) -> Phase:
         """The first kind of obligation that is still open; DONE when none is."""
-        phase = Phase.DONE
+        phase = Phase.DONE if self.senders else Phase.METADATA
         for sender in self.senders:
             if not sender.accepted:
                 return Phase.METADATA
             phase = _earlier(phase, sender.missing)
         return phase
 
-    def apply(self, event: Accepted | Landed) -> DecodeLedger:
+    def apply(self, event: Found | Accepted | Landed) -> DecodeLedger:
         """The ledger after an event; the very same object if it says nothing new."""
+        if isinstance(event, Found):
+            return self if self.senders else decode_ledger(event.manifests)
         sender = self.senders[event.sender]
         missing = sender.missing
         if isinstance(event, Landed):  # a valid notification shows that the grant was accepted
@@ -99,10 +102,14 @@ def decode_ledger(manifests: tuple[Manifest, ...]) -> DecodeLedger:
 
 
 class Receiver(msgspec.Struct, frozen=True):
-    """prefill's view of one receiving rank: what it wants, and which writes have not settled yet."""
+    """prefill's view of one receiving rank: what it wants, and which writes have not settled yet.
+
+    covers: what this pair of ranks is for; None: everything.
+    """
 
     wanted: Manifest
     missing: Missing
+    covers: Covers | None = None
 
 
 class PrefillLedger(msgspec.Struct, frozen=True):
@@ -118,7 +125,7 @@ class PrefillLedger(msgspec.Struct, frozen=True):
             words
             for receiver in self.receivers
             if receiver is not None
-            for words in differences(self.declared, receiver.wanted)
+            for words in differences(self.declared, receiver.wanted, receiver.covers)
         )
 
     @property
@@ -147,21 +154,29 @@ class PrefillLedger(msgspec.Struct, frozen=True):
                     old.state if new.state is None else new.state,
                 )
                 return self if merged == old else PrefillLedger(merged, self.receivers)
-            case Bound(receiver=i, manifest=manifest):
-                return self if self.receivers[i] is not None else self._with(i, Receiver(manifest, owed(manifest)))
+            case Bound(receiver=i, manifest=manifest, receivers=number, covers=covers):
+                receivers = self.receivers if any(self.receivers) else (None,) * number  # the first one tells
+                if receivers[i] is not None:
+                    return self
+                bound = Receiver(manifest, owed(manifest), covers)
+                return PrefillLedger(self.declared, (*receivers[:i], bound, *receivers[i + 1 :]))
             case Settled(receiver=i, part=part, component=component, start=start, stop=stop):  # pragma: no branch
                 receiver = self.receivers[i]
                 if receiver is None:
                     return self
                 missing = receiver.missing.without(part, component, start, stop)
-                return self if missing is receiver.missing else self._with(i, Receiver(receiver.wanted, missing))
+                return (
+                    self
+                    if missing is receiver.missing
+                    else self._with(i, Receiver(receiver.wanted, missing, receiver.covers))
+                )
 
     def _with(self, i: int, receiver: Receiver) -> PrefillLedger:
         return PrefillLedger(self.declared, (*self.receivers[:i], receiver, *self.receivers[i + 1 :]))
 
 
 def prefill_ledger(receivers: int = 1) -> PrefillLedger:
-    """The ledger of a room that is being opened on prefill, for so many receiving ranks."""
+    """The ledger of a room that is being opened on prefill, for so many receiving ranks: the first METADATA tells."""
     return PrefillLedger(Declaration(), (None,) * receivers)
 
 

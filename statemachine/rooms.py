@@ -84,11 +84,12 @@ def _decode_table() -> Table[Phase, RoomEvent, Guard]:
     done = (Do.REPORT, Do.LEASE_LANDED)  # first the contents are the caller's to read, then the ranges to use again
     for phase in _PHASES:
         cells[phase, RoomEvent.LANDED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
-        cells[phase, RoomEvent.ACCEPTED] = (ignore(),)
+        cells[phase, RoomEvent.ACCEPTED] = cells[phase, RoomEvent.FOUND] = (ignore(),)
     accepted = _advance(Phase.METADATA, Timer.WAITING, done)
     cells[Phase.METADATA, RoomEvent.ACCEPTED] = (ignore(Guard.REPEATED), *accepted)
+    cells[Phase.METADATA, RoomEvent.FOUND] = (ignore(Guard.REPEATED), go(Phase.METADATA, Do.SEND_METADATA))
     _endings(cells, (Do.LEASE_FAILED,))
-    events = (RoomEvent.ACCEPTED, RoomEvent.LANDED, *ENDINGS, RoomEvent.CLOSE)
+    events = (RoomEvent.FOUND, RoomEvent.ACCEPTED, RoomEvent.LANDED, *ENDINGS, RoomEvent.CLOSE)
     for event in events:
         cells[Phase.DONE, event] = cells[Phase.FAILED, event] = (ignore(),)
     cells[Phase.DONE, RoomEvent.CLOSE] = (go(Phase.DONE, Do.LEASE_CLOSED, Do.FORGET),)
