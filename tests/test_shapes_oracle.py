@@ -1,83 +1,16 @@
-"""The oracle of the shapes against examples counted by hand, and against every way to be wrong by one thing.
-
-Layouts here are look-alikes of the product's: the oracle reads attributes only.
-"""
+"""The oracle of the shapes against examples counted by hand, and against every way to be wrong by one thing."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
+from shapes_support import Aux, Buffer, Component, Instance, Layout, Rank, Shard, conv, heads, instance, pages_of
 
-from kvrooms.shapes.judge import Write, compare, complaints, ill_formed
+from kvrooms.shapes.judge import Write, compare, complaints
 from kvrooms.shapes.oracle import Pair, due_bytes, due_spots, expected, owed, paint
 from kvrooms.shapes.pools import Sizes, blank, bytes_in, copy_of
-from kvrooms.shapes.refusals import refusals
 from kvrooms.shapes.rooms import ABSENT, Places, RoomShape, part_of_prompt
 from kvrooms.shapes.truth import Cell, byte_of, canary, cell_bytes
-
-
-class Shard(NamedTuple):
-    offset: int
-    rows: int
-    row_stride: int
-    units: int
-    unit_stride: int
-    unit_bytes: int
-    first: int
-    total: int
-
-
-class Buffer(NamedTuple):
-    layer: int
-    role: str
-    item_length: int
-    dtype: str = "uint8"
-    shards: tuple[Shard, ...] = ()
-
-
-class Aux(NamedTuple):
-    name: str
-    item_length: int
-    dtype: str = "int32"
-
-
-class Component(NamedTuple):
-    name: str
-    buffers: tuple[Buffer, ...]
-
-
-class Layout(NamedTuple):
-    page_size: int
-    kv: tuple[Buffer, ...] = ()
-    aux: tuple[Aux, ...] = ()
-    state: tuple[Component, ...] = ()
-
-
-class Rank(NamedTuple):
-    layout: Layout
-    cp_rank: int = 0
-    cp_size: int = 1
-
-
-class Instance(NamedTuple):
-    ranks: tuple[Rank, ...]
-
-
-def instance(*layouts: Layout) -> Instance:
-    return Instance(tuple(Rank(layout) for layout in layouts))
-
-
-def heads(first: int, units: int, total: int, page: int = 2, width: int = 2, padding: int = 0) -> Buffer:
-    """Pages of `page` tokens, each with `units` of `total` heads of `width` bytes."""
-    shard = Shard(0, page, units * width, units, width, width, first, total)
-    return Buffer(0, "k", page * units * width + padding, "uint8", (shard,))
-
-
-def pages_of(*tables: tuple[int, ...]) -> tuple[Places, ...]:
-    return tuple(Places(table) for table in tables)
-
 
 # Two prefill ranks with a head each, one decode rank with both: pages of two tokens, heads of two bytes. Two pages, and
 # nothing is there already. Addresses: P0 at 1000, P1 at 2000, D0 at 5000.
@@ -310,14 +243,6 @@ def test_aux_goes_from_any_rank_that_has_it_to_the_slot():
     assert len(debts) == 6
 
 
-def conv(first_x: int, x: int, first_b: int, b: int, gap: int = 0) -> Buffer:
-    """Two rows of `x` channels of two and `b` of one: total 4 and 2, two bytes and one."""
-    row = 2 * x + b + gap
-    return Buffer(
-        3, "conv", 2 * row, "uint8", (Shard(0, 2, row, x, 2, 2, first_x, 4), Shard(2 * x, 2, row, b, 1, 1, first_b, 2))
-    )
-
-
 def test_grouped_dimensions_are_sliced_group_by_group():
     def mamba(buffer):
         return Layout(1, state=(Component("mamba", (buffer,)),))
@@ -351,24 +276,7 @@ def test_sizes_count_items_by_part():
     assert [len(array) for array in blank(layout, Sizes(1, 2, {"one": 3}), "D0")] == [4, 16, 48]
 
 
-# -- layouts and pairs that cannot work --------------------------------------------------------------------------------
-
-
-def test_cells_that_overlap_or_leave_their_item_are_named():
-    assert ill_formed(Layout(2, (heads(0, 2, 2), heads(0, 2, 2, padding=1), Buffer(1, "k", 4)))) == []
-    assert ill_formed(Layout(1, state=(Component("mamba", (conv(0, 4, 0, 2),)),))) == []
-    shard = Shard(0, 2, 4, 2, 2, 2, 0, 2)
-    for change, words in (
-        ({"offset": 1}, "leaves the item of 8 bytes"),
-        ({"offset": -1}, "leaves the item"),
-        ({"row_stride": 3}, "overlap"),
-        ({"unit_stride": 1}, "overlap"),
-        ({"first": 1}, "units 1 to 2 of 2"),
-    ):
-        found = ill_formed(Layout(2, (Buffer(0, "k", 8, "uint8", (shard._replace(**change),)),)))
-        assert any(words in one for one in found), (change, found)
-    twice = Buffer(0, "k", 8, "uint8", (shard, shard))
-    assert ill_formed(Layout(2, (twice,))) == ["layer 0 k shard 1: cells overlap"]
+# -- what nobody can carry out -----------------------------------------------------------------------------------------
 
 
 def test_two_cells_at_one_address_are_not_owed_but_refused():
@@ -385,76 +293,3 @@ def test_cells_outside_a_pool_are_refused():
     three = Buffer(0, "k", 8, "uint8", (Shard(0, 3, 2, 1, 2, 2, 0, 1),))
     with pytest.raises(ValueError, match="3 rows in pages of 2 tokens"):
         list(due_spots(Pair(TP21.prefill, instance(Layout(2, (three,)))), 0, TP21_ROOM))
-
-
-GOOD = Layout(
-    2,
-    (heads(0, 2, 2), Buffer(1, "latent", 6)),
-    (Aux("token", 4),),
-    (Component("mamba", (conv(0, 4, 0, 2),)),),
-)
-
-
-def test_pairs_that_can_work_are_not_refused():
-    assert refusals(TP21) == []
-    assert refusals(Pair(instance(GOOD), instance(GOOD))) == []
-    assert refusals(Pair(instance(GOOD), instance(Layout(2, aux=GOOD.aux)))) == []
-    by_token = Pair(instance(Layout(1, (heads(0, 1, 1, page=1),))), instance(Layout(4, (heads(0, 1, 1, page=4),))))
-    assert refusals(by_token) == []
-    parts = Instance((Rank(GOOD, 0, 2), Rank(GOOD._replace(kv=GOOD.kv[:1]), 1, 2), Rank(Layout(2, GOOD.kv[1:]), 1, 2)))
-    assert refusals(Pair(parts, instance(GOOD))) == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (GOOD._replace(kv=(heads(0, 1, 2), GOOD.kv[1])), "shard 0: no prefill ranks have unit 1 of a whole prompt"),
-        (GOOD._replace(kv=(heads(0, 2, 4), GOOD.kv[1])), "shard 0 total is 2, on prefill 4"),
-        (GOOD._replace(kv=(heads(0, 2, 2, width=4), GOOD.kv[1])), "shard 0 unit_bytes is 2, on prefill 4"),
-        (GOOD._replace(kv=(GOOD.kv[0], Buffer(1, "latent", 8))), "shard 0 unit_bytes is 6, on prefill 8"),
-        (GOOD._replace(kv=(GOOD.kv[0], Buffer(1, "latent", 6, "int8"))), "dtype is uint8, on prefill int8"),
-        (GOOD._replace(kv=GOOD.kv[:1]), "kv layer 1 latent: no prefill rank has it"),
-        (
-            GOOD._replace(kv=(GOOD.kv[0]._replace(shards=GOOD.kv[0].shards * 2), GOOD.kv[1])),
-            "number of shards is 1, on",
-        ),
-        (
-            GOOD._replace(page_size=4, kv=(heads(0, 2, 2, page=4), GOOD.kv[1])),
-            "kv layer 1 latent: page_size of pages without rows (shard 0) is 2, on prefill 4",
-        ),
-        (GOOD._replace(kv=(Buffer(0, "k", 2, "uint8", (Shard(0, 1, 0, 1, 2, 2, 0, 2),)), GOOD.kv[1])), "rows is 2, on"),
-        (GOOD._replace(aux=()), "aux token: no prefill rank has it"),
-        (GOOD._replace(aux=(Aux("token", 8),)), "aux token: item_length is 4, on prefill 8"),
-        (GOOD._replace(aux=(Aux("token", 4, "float32"),)), "aux token: dtype is int32, on prefill float32"),
-        (GOOD._replace(state=()), "state mamba layer 3 conv: no prefill rank has it"),
-        (
-            GOOD._replace(state=(Component("memory", GOOD.state[0].buffers),)),
-            "state mamba layer 3 conv: no prefill rank",
-        ),
-        (
-            GOOD._replace(
-                state=(
-                    Component(
-                        "mamba",
-                        (
-                            conv(0, 4, 0, 2)._replace(
-                                shards=(Shard(0, 1, 0, 4, 2, 2, 0, 4), conv(0, 4, 0, 2).shards[1])
-                            ),
-                        ),
-                    ),
-                )
-            ),
-            "state mamba layer 3 conv: shard 0 rows is 2, on prefill 1",
-        ),
-    ],
-)
-def test_pairs_that_cannot_work_are_refused_with_the_field_and_both_values(changed, words):
-    found = refusals(Pair(instance(changed), instance(GOOD)))
-    assert any(words in one for one in found), found
-
-
-def test_a_unit_that_only_one_part_of_a_prompt_has_is_refused():
-    first, second = Layout(2, (heads(0, 2, 2),)), Layout(2, (heads(0, 1, 2),))
-    pair = Pair(Instance((Rank(first, 0, 2), Rank(second, 1, 2))), instance(first))
-    assert refusals(pair) == ["decode rank 0, kv layer 0 k shard 0: no prefill ranks have unit 1 of a whole prompt"]
-    assert refusals(Pair(instance(first), Instance((Rank(first, 0, 2),))))[0].endswith("cp_size is 2, it must be 1")
