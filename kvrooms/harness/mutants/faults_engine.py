@@ -19,7 +19,6 @@ ENGINE = (
             "wanted.state[component][: len(indices)]",
         ),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "counts-from-the-chunk",
@@ -168,7 +167,6 @@ ENGINE = (
             "self._ready.rotate(1)\n            break",
         ),
         ("L4",),
-        only=True,
     ),
     Mutant(
         "handshake-refused-in-silence",
@@ -282,7 +280,6 @@ ENGINE = (
         "a room that was aborted before its METADATA could be sent is asked for all the same",
         Text("engine.decode_core:DecodeCore._free", "link.held.pop(grant, None)", "pass"),
         ("S4",),
-        only=True,
     ),
     Mutant(
         "token-stays",

@@ -106,6 +106,7 @@ PROTOCOL = (
             "return ((a, start),)",
         ),
         ("S1",),
+        only=True,
     ),
     Mutant(
         "one-component-is-all",
@@ -125,6 +126,7 @@ PROTOCOL = (
         "positions are merged where they are neighbours on one side only",
         Text("protocol.plan:_runs", "(np.diff(part.source) != 1) |", "(np.diff(part.source) != 1) &"),
         ("S1",),
+        only=True,
     ),
     Mutant(
         "report-overtakes-its-pieces",

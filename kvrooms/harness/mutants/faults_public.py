@@ -52,7 +52,6 @@ PUBLIC = (
         "aux slot 0 of the source is no slot",
         Text("engine.sends:transfers", "if send.aux_index is not None and", "if send.aux_index and"),
         ("L2",),
-        only=True,
         also=("hunt",),
     ),
     Mutant(

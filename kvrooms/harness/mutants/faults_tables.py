@@ -28,19 +28,20 @@ TABLES = (
         "a deadline left off: a room that always makes progress needs none",
         Opening(_PREFILL[0], "ARM(CAP)"),
         ("L1",),
-        only=True,
     ),
     Mutant(
         "unbound-room-has-no-peer-to-lose",
         "a prefill room that waits for METADATA has no peer whose loss could end it",
         Cell(*_PREFILL, "METADATA", "PEER_LOST", (ignore(),)),
         ("L1",),
+        only=True,
     ),
     Mutant(
         "state-phase-without-deadline",
         "only state is missing: that comes in a moment",
         Cell(*_DECODE, "STATE", "DEADLINE", (ignore(),)),
         ("L1",),
+        only=True,
     ),
     Mutant(
         "decode-waits-for-prefill-for-ever",
@@ -53,7 +54,6 @@ TABLES = (
         "after a failed post decode is not told: it will find out",
         Without(*_PREFILL, "KV", "POST_ERROR", Do.SEND_FAILED),
         ("L3",),
-        only=True,
     ),
     Mutant(
         "grant-for-a-failed-room-is-ignored",
