@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import importlib
 import inspect
@@ -16,12 +18,16 @@ from kvrooms.harness.evidence import PROPERTY_IDS
 from kvrooms.harness.mutants import plant, probe
 from kvrooms.harness.mutants.catalogue import BY_NAME, MUTANTS, QUICK
 from kvrooms.harness.mutants.mutant import Mutant
-from kvrooms.harness.mutants.plant import Cell, Constant, Opening, Text, Without
+from kvrooms.harness.mutants.plant import Cell, Constant, Opening, Swapped, Text, Without
 from kvrooms.harness.mutants.probe import PROBES, play_probes
 from kvrooms.harness.mutants.run import _result, _run_all, run_mutants
 from kvrooms.harness.mutants.stage import Aside, Broken, Hang
 from kvrooms.harness.mutants.zygote import Job, Outcome
+from kvrooms.protocol.events import Do, RoomEvent
 from kvrooms.protocol.invariants import INVARIANTS
+from kvrooms.protocol.status import Phase
+from kvrooms.statemachine import rooms
+from kvrooms.statemachine.rooms import Guard
 
 IDS = [invariant.id for invariant in INVARIANTS]
 ROOT = Path(__file__).parents[1]
@@ -69,7 +75,7 @@ def test_each_mutant_can_be_planted(mutant: Mutant, monkeypatch: pytest.MonkeyPa
             fault.plant()
             assert function.__code__ is not before
             assert function is plant._function(fault.place)
-        case Cell() | Without() | Opening():
+        case Cell() | Without() | Swapped() | Opening():
             table = plant._found(fault.table)
             before = (dict(table.cells), table.initial_commands)
             monkeypatch.setattr(table, "cells", dict(table.cells))
@@ -128,6 +134,30 @@ def test_a_text_is_changed_in_the_same_function() -> None:
     Text("four", "return 4", "return 5").plant()
     assert Sample().outer() == copies[0](Sample()) == 37
     assert Sample.four() == copies[1]() == 5
+
+
+def test_a_function_that_keeps_answers_runs_the_fault_for_what_it_was_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeps = functools.lru_cache(Sample.four)
+    monkeypatch.setattr(plant, "_found", lambda _: keeps)
+    monkeypatch.setattr(Sample.four, "__code__", Sample.four.__code__)
+    Text("four", "return 4", "return 5").plant()
+    assert keeps() == 5
+
+
+def test_two_commands_change_places_in_rows_of_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFILL_ROOM", "_PREFILL"):
+        monkeypatch.setattr(rooms, name, copy.copy(getattr(rooms, name)))
+    monkeypatch.setattr(rooms.PREFILL_ROOM, "cells", dict(rooms.PREFILL_ROOM.cells))
+    swap = ("statemachine.rooms:PREFILL_ROOM", "_PREFILL", "MISMATCHED", Do.SEND_FAILED, Do.DRAIN_VOIDED)
+    Swapped(*swap).plant()
+    key = (Phase.KV, RoomEvent.DECLARED, Guard.MISMATCHED)
+    assert [command.do for command in rooms._PREFILL[key].commands][-2:] == [Do.DRAIN_VOIDED, Do.SEND_FAILED]
+    untouched = rooms._PREFILL[Phase.KV, RoomEvent.ABORT, Guard.MISMATCHED]
+    assert [command.do for command in untouched.commands][-2:] == [Do.SEND_FAILED, Do.DRAIN_VOIDED]
+    with pytest.raises(LookupError, match="none has SEND_FAILED and then DRAIN_VOIDED"):
+        Swapped(*swap).plant()
 
 
 @pytest.mark.usefixtures("sample")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from .faults_engine import ENGINE
+from .faults_fresh import FRESH
 from .faults_protocol import PROTOCOL
 from .faults_public import PUBLIC
 from .faults_tables import TABLES
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = (
     "aux-guarded-by-state",

@@ -119,6 +119,46 @@ class Without(NamedTuple):
         _change(table, getattr(module, self.compiled), self.state, self.event, rows)
 
 
+class Swapped(NamedTuple):
+    """Two commands change places in every row of a table that has a guard and both of them."""
+
+    table: str
+    compiled: str
+    guard: str
+    first: Do
+    second: Do
+
+    @property
+    def where(self) -> str:
+        """See `Fault.where`."""
+        return f"{self.table.replace(':', ': ')}, rows of {self.guard}"
+
+    @property
+    def what(self) -> str:
+        """See `Fault.what`."""
+        return f"{self.second.name} before {self.first.name}"
+
+    def plant(self) -> None:
+        """See `Fault.plant`."""
+        table: Table[Any, Any, Any] = _found(self.table)
+        module = importlib.import_module(f"{_PACKAGE}.{self.table.partition(':')[0]}")
+        changed = {cell: tuple(map(self._swapped, rows)) for cell, rows in table.cells.items()}
+        changed = {cell: rows for cell, rows in changed.items() if rows != table.cells[cell]}
+        if not changed:
+            raise LookupError(f"{self.where}: none has {self.first.name} and then {self.second.name}")
+        for cell, rows in changed.items():
+            _change(table, getattr(module, self.compiled), cell[0].name, cell[1].name, rows)
+
+    def _swapped(self, row: Row[Any, Any]) -> Row[Any, Any]:
+        places = {command.do: place for place, command in enumerate(row.commands)}
+        first, second = places.get(self.first), places.get(self.second)
+        if row.guard is None or row.guard.name != self.guard or first is None or second is None or second < first:
+            return row
+        commands = list(row.commands)
+        commands[first], commands[second] = commands[second], commands[first]
+        return row._replace(commands=tuple(commands))
+
+
 class Opening(NamedTuple):
     """A command is left out of those that a table gives when a machine begins. `command` as it prints: "ARM(CAP)"."""
 
@@ -185,6 +225,7 @@ def _function(place: str) -> FunctionType:
         found = found.fget
     elif isinstance(found, functools.cached_property):
         found = found.func
+    found = inspect.unwrap(found)  # of what keeps answers: those that it has already stay as they are
     if not isinstance(found, FunctionType):
         raise LookupError(f"{place} is no function")
     return found

@@ -6,8 +6,11 @@ the opposite: it knows what it looks for. That makes it quick, and it says preci
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from ..evidence import Counterexample, Tally
@@ -53,14 +56,21 @@ def probe(property_id: str, *, seeds: int = 2) -> Callable[[Callable[[Play], Non
     return made
 
 
+def _register() -> None:
+    """Import the modules of probes beside this one: they register themselves."""
+    names = sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    for name in names:
+        if name.startswith("probes_"):
+            importlib.import_module(f".{name}", __package__)
+
+
 def play_probes(properties: Iterable[str] | None = None, *, tolerant: bool = False) -> Tally:
     """Play all probes, or those of some properties. A scene is an example.
 
     tolerant: an exception out of the code under a probe is passed over. It shows no property broken, and a mutant may
     well raise one; where nothing is planted it is a fault of kvrooms, and goes to the caller.
     """
-    from . import probes_done, probes_ends, probes_faults, probes_memory, probes_peers, probes_rooms, probes_tidy  # noqa: F401 - they register themselves
-
+    _register()
     wanted = None if properties is None else set(properties)
     tally = Tally()
     for one in PROBES:

@@ -15,7 +15,7 @@ from .stage import Aside, Broken, Room, Shape, Stage
 # -- S1: done means landed ---------------------------------------------------------------------------------------------
 
 
-def _watch_landing(stage: Stage, room: Room, places: dict[str, tuple[list[int], list[int]]]) -> None:
+def watch_landing(stage: Stage, room: Room, places: dict[str, tuple[list[int], list[int]]]) -> None:
     """From the moment a room is DONE on decode, every byte of it is in place. places: part to (sources, targets)."""
     checked: list[bool] = []
 
@@ -43,7 +43,7 @@ def done_means_landed(play: Play) -> None:
         places = {"kv": ([3, 9, 4], [8, 2, 5]), **state}
         if shape.aux:
             places["aux"] = ([1], [3])
-        _watch_landing(stage, receiver, places)
+        watch_landing(stage, receiver, places)
         chunk = play.draw.randrange(4)
         stage.send(sender, [3, 9, 4][:chunk])
         indices = {name: sources for name, (sources, _) in state.items()} or None
@@ -57,7 +57,7 @@ def done_means_landed_of_what_decode_has_not(play: Play) -> None:
     """Pages that decode holds already are not sent, and positions are not shifted by them."""
     stage = play.scene(settings=EngineSettings(piece_bytes=40))
     receiver, sender = stage.receive(pages=[8, 2], prefix_pages=1), stage.offer()
-    _watch_landing(stage, receiver, {"kv": ([9, 4], [8, 2]), "aux": ([1], [3])})
+    watch_landing(stage, receiver, {"kv": ([9, 4], [8, 2]), "aux": ([1], [3])})
     stage.send(sender, [3, 9])
     stage.send(sender, [4], last=True)
     stage.finish(receiver)
@@ -69,7 +69,7 @@ def done_means_landed_of_state_in_two_sends(play: Play) -> None:
     """Positions of a component are counted across sends."""
     stage = play.scene(Shape(indexed=1))
     receiver, sender = stage.receive(state_indices=[[6, 1, 2]]), stage.offer()
-    _watch_landing(stage, receiver, {"kv": ([3, 9, 4], [8, 2, 5]), "swa": ([3, 5, 4], [6, 1, 2])})
+    watch_landing(stage, receiver, {"kv": ([3, 9, 4], [8, 2, 5]), "swa": ([3, 5, 4], [6, 1, 2])})
     stage.send(sender, [3, 9], [[3, 5]])
     stage.send(sender, [4], [[4]], last=True)
     stage.finish(receiver)
@@ -85,7 +85,7 @@ def done_means_landed_of_many_pages(play: Play) -> None:
             settings = EngineSettings(piece_bytes=piece_bytes)
             stage = play.scene(seed=i, pages=80, settings=settings)
             receiver, sender = stage.receive(pages=targets), stage.offer()
-            _watch_landing(stage, receiver, {"kv": (sources, targets), "aux": ([1], [3])})
+            watch_landing(stage, receiver, {"kv": (sources, targets), "aux": ([1], [3])})
             stage.send(sender, sources, last=True)
             stage.finish(receiver)
             stage.look()

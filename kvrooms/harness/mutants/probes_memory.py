@@ -42,7 +42,7 @@ def _reuse(stage: Stage, receiver: Room | None, sender: Room | None) -> None:
     stage.watchers.append(look)
 
 
-def _in_flight(play: Play, **options: Any) -> tuple[Stage, Any, Any]:
+def in_flight(play: Play, **options: Any) -> tuple[Stage, Any, Any]:
     """A room whose writes are posted and do not land; what is free is used again."""
     stage = play.scene(**options)
     stage.world.writes_held = True
@@ -53,7 +53,8 @@ def _in_flight(play: Play, **options: Any) -> tuple[Stage, Any, Any]:
     return stage, receiver, sender
 
 
-def _land(stage: Stage) -> None:
+def land(stage: Stage) -> None:
+    """Let the writes that are in flight land."""
     stage.fault("the writes land at last")
     stage.world.writes_held = False
     stage.settle()
@@ -65,7 +66,7 @@ def no_range_goes_back_with_a_write_in_flight(play: Play) -> None:
     slow = EngineSettings(piece_bytes=32, inflight_per_peer_bytes=32)
     for how in ("decode aborts", "prefill aborts", "both close"):
         for wait, settings in ((0.0, None), (0.0, slow), (40.0, None)):
-            stage, receiver, sender = _in_flight(play, settings=settings)
+            stage, receiver, sender = in_flight(play, settings=settings)
             stage.note("callers", "call", how)
             if how == "both close":
                 receiver.close()
@@ -74,14 +75,14 @@ def no_range_goes_back_with_a_write_in_flight(play: Play) -> None:
                 (receiver if how == "decode aborts" else sender).abort()
             stage.settle()
             stage.pass_time(wait)
-            _land(stage)
+            land(stage)
 
 
 @probe("S3", seeds=2)
 def the_end_of_a_connection_is_no_proof(play: Play) -> None:
     """It timed out, or we closed it ourselves: the writer lives, and its writes land."""
     for what in ("the network timed out", "prefill stands still", "decode stands still", "decode does not read"):
-        stage, *_ = _in_flight(play, settings=EngineSettings(heartbeat_timeout_s=2.0))
+        stage, *_ = in_flight(play, settings=EngineSettings(heartbeat_timeout_s=2.0))
         stage.fault(what)
         if what == "the network timed out":
             stage.decodes[0].ports.channel.cut(CloseCause.TIMED_OUT)
@@ -96,7 +97,7 @@ def the_end_of_a_connection_is_no_proof(play: Play) -> None:
             stage.pass_time(8.0)
             stage.world.stall(who, stalled=False)
         stage.pass_time(3.0)
-        _land(stage)
+        land(stage)
 
 
 @probe("S3", seeds=2)
@@ -136,7 +137,7 @@ def a_failed_write_is_never_acknowledged(play: Play) -> None:
             stage.pass_time(8.0)
             stage.world.stall("decode", stalled=False)
         stage.pass_time(4.0)
-        _land(stage)
+        land(stage)
 
 
 def _uncertain(port: Any) -> None:
@@ -205,4 +206,4 @@ def a_long_wait_is_no_reason_to_refuse_a_bound_grant(play: Play) -> None:
     stage.settle()
     _reuse(stage, receiver, None)
     stage.pass_time(12.0)
-    _land(stage)
+    land(stage)

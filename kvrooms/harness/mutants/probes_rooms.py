@@ -19,7 +19,7 @@ from .stage import Aside, Broken, Room, Stage
 # -- L4: rooms do not touch each other ---------------------------------------------------------------------------------
 
 
-def _control(play: Play) -> None:
+def control(play: Play) -> None:
     """Where not even one room beside no other is served, nothing can be said of rooms beside each other."""
     stage = play.scene()
     receiver, sender = stage.pair()
@@ -31,7 +31,7 @@ def _control(play: Play) -> None:
 @probe("L4", seeds=1)
 def many_failures_leave_no_trace(play: Play) -> None:
     """Rooms that waited on prefill, were aborted or refused: the next one is served, with few places to wait in."""
-    _control(play)
+    control(play)
     stage = play.scene(settings=EngineSettings(parked_per_peer=2, parked_total=2))
     for number in range(6):
         receiver = stage.receive(number)
@@ -61,7 +61,7 @@ def many_failures_leave_no_trace(play: Play) -> None:
 @probe("L4", seeds=1)
 def closing_a_room_does_not_touch_the_next_of_its_number(play: Play) -> None:
     """The key that a closed room gives back is its own, also when it is closed twice, and forgotten late."""
-    _control(play)
+    control(play)
     stage = play.scene()
     first = stage.receive(pages=[1, 2], aux_index=0)
     stage.abort(first)
@@ -87,7 +87,7 @@ def closing_a_room_does_not_touch_the_next_of_its_number(play: Play) -> None:
 @probe("L4", seeds=4)
 def a_stalled_peer_delays_nobody(play: Play) -> None:
     """One decode engine takes nothing any more; another's room is served without a timer."""
-    _control(play)
+    control(play)
     settings = EngineSettings(piece_bytes=32, inflight_per_peer_bytes=32, heartbeat_timeout_s=3.0)
     stage = play.scene(decodes=2, settings=settings)
     slow, sender = stage.receive(1, decode=0), stage.offer(1)
@@ -114,7 +114,7 @@ def a_stalled_peer_delays_nobody(play: Play) -> None:
 @probe("L4", seeds=2)
 def the_loss_of_one_peer_fails_its_rooms_only(play: Play) -> None:
     """One decode engine dies; the other's room goes on."""
-    _control(play)
+    control(play)
     stage = play.scene(decodes=2)
     first, second = stage.receive(1, decode=0), stage.receive(2, decode=1)
     one, two = stage.offer(1), stage.offer(2)

@@ -20,7 +20,8 @@ _KEPT = ("links", "peers", "targets", "timers", "void")
 # -- C1: nothing stays behind ------------------------------------------------------------------------------------------
 
 
-def _clean(side: Side) -> None:
+def clean(side: Side) -> None:
+    """Raise Broken unless the tables of a side hold nothing of any room."""
     tables = side.engine.tables()
     left = {name: count for name, count in tables.items() if count and name not in _KEPT}
     if left:
@@ -33,7 +34,7 @@ def _clean(side: Side) -> None:
 
 def _all_clean(stage: Stage) -> None:
     for side in (*stage.decodes, *stage.prefills):
-        _clean(side)
+        clean(side)
 
 
 @probe("C1", seeds=2)
@@ -84,7 +85,7 @@ def nothing_is_left_of_what_a_peer_asked_in_vain(play: Play) -> None:
     stage.run(lambda: stage.world.now >= end, timers=True)
     hand.say(wire.Ping(1), wire.Pong(1), wire.Pong(2), wire.Pong(3), wire.Pong(4))
     stage.pass_time(2.0)
-    _clean(stage.prefills[0])
+    clean(stage.prefills[0])
 
 
 @probe("C1", seeds=1)
@@ -97,7 +98,7 @@ def nothing_is_left_of_a_peer_that_is_gone(play: Play) -> None:
     stage.settle()
     sender.close()
     stage.settle()
-    _clean(stage.prefills[0])
+    clean(stage.prefills[0])
     if stage.prefills[0].engine.tables()["peers"]:
         raise Broken("a decode engine that is proven dead is remembered")
 
