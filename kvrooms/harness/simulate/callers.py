@@ -191,8 +191,14 @@ class Callers:
     def _send(self, life: Life, caller: Caller) -> None:
         send = life.sends.popleft()
         try:
+            if life.serial % 3 == 1:
+                self._send_wrongly(life, caller, send)
             with lent(life, send) as given:
                 caller.room.send(**given)
+        except InvalidArgument as error:
+            self.judge.accuse("L2", f"what is left of {life} is refused, and nothing is wrong with it: {error}", life)
+            caller.intends.clear()
+            return
         except RoomClosed:
             if caller.end is None and not caller.closed:
                 self.judge.accuse("L4", f"{life} goes on, and prefill takes no more of it", life)
@@ -201,6 +207,16 @@ class Callers:
         life.touched_by_callers(self.world.now)
         if caller.end is not None:
             self.judge.accuse("S2", f"{life} has ended, and prefill takes more of it", life)
+
+    def _send_wrongly(self, life: Life, caller: Caller, send: dict[str, Any]) -> None:
+        """A last send that does not reach the pages which were announced is refused, and has said nothing."""
+        if caller.arguments.get("pages") is None or not any(later["pages"] for later in life.sends):
+            return
+        try:
+            caller.room.send(send["pages"], last=True)
+        except InvalidArgument:
+            return
+        self.judge.accuse("A1", f"prefill has taken fewer pages of {life} than it was told it would get", life)
 
     def _send_after(self, life: Life, caller: Caller) -> None:
         if caller.room is None:
