@@ -105,15 +105,16 @@ class Held(Event, frozen=True):
 
 
 class Bound(Event, frozen=True):
-    """prefill: METADATA of receiving rank `receiver`, of so many, has arrived with this manifest.
+    """prefill: METADATA of receiving rank `receiver` has arrived with this manifest.
 
+    receivers: how many ranks there are to wait for; 0: as many as the room was opened for.
     covers: what this pair of ranks is for; None: everything.
     """
 
     KIND = RoomEvent.BOUND
     receiver: int
     manifest: Manifest
-    receivers: int = 1
+    receivers: int = 0
     covers: Covers | None = None
 
 

@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from .errors import InvalidArgument, WireError
-from .identity import check_int
+from .identity import RANKS_MAX, check_int
+from .layout import Rank, check_layout
 
-MAX_BODY = 64 * 1024
+MAX_BODY = 2**20
 """Bytes of the longest request or answer body, apart from the list of all engines."""
 
 MIN_TTL_S = 0.1
@@ -35,6 +36,7 @@ _Hex = Annotated[str, Meta(pattern=_INCARNATION)]
 _PageSize = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Digest = Annotated[str, Meta(pattern=_DIGEST)]
 _Ttl = Annotated[float, Meta(ge=MIN_TTL_S, le=MAX_TTL_S)]
+_Ranks = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
 _Address = Annotated[str, Meta(min_length=3, max_length=300)]
 
 
@@ -43,7 +45,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     `instance` and `rank` name it; `address` is "host:port" of its control channel; `incarnation` its 64 random bits;
     `page_size` is in tokens; `layout_digest` fingerprints its memory layout; `ttl_s` is for how many seconds the entry
-    stays without being renewed.
+    stays without being renewed. `ranks` is how many ranks its instance has, `member` what this one of them has.
     """
 
     instance: str
@@ -53,6 +55,8 @@ class Registration(msgspec.Struct, frozen=True):
     page_size: int
     layout_digest: str
     ttl_s: float
+    ranks: int = 1
+    member: Rank | None = None
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -75,6 +79,8 @@ class _Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_size: _PageSize
     layout_digest: _Digest
     ttl_s: _Ttl
+    ranks: _Ranks = 1
+    member: Rank | None = None
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +92,8 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout_digest: _Digest
     ttl_s: _Ttl
     expires_in_s: Annotated[float, Meta(ge=0)]
+    ranks: _Ranks = 1
+    member: Rank | None = None
 
 
 class _Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +175,8 @@ def encode_announcement(registration: Registration) -> bytes:
             page_size=registration.page_size,
             layout_digest=registration.layout_digest,
             ttl_s=registration.ttl_s,
+            ranks=registration.ranks,
+            member=registration.member,
         )
     )
 
@@ -175,6 +185,7 @@ def decode_announcement(instance: str, rank: int, body: bytes) -> Registration:
     """A PUT's body for the engine that its path names; WireError names the first field that is wrong."""
     said = _decode(body, _Announcement)
     parse_address(said.address)
+    _check_member(said.member, said.ranks, rank)
     return Registration(
         instance=instance,
         rank=rank,
@@ -183,7 +194,18 @@ def decode_announcement(instance: str, rank: int, body: bytes) -> Registration:
         page_size=said.page_size,
         layout_digest=said.layout_digest,
         ttl_s=said.ttl_s,
+        ranks=said.ranks,
+        member=said.member,
     )
+
+
+def _check_member(member: Rank | None, ranks: int, rank: int) -> None:
+    if ranks > 1 and (member is None or rank >= ranks):
+        raise WireError("member", f"rank {rank} of {ranks} must say what it has")
+    if member is not None:
+        check_layout(member.layout)
+        if member.cp_rank >= member.cp_size:
+            raise WireError("member", f"part {member.cp_rank} of {member.cp_size} of a prompt")
 
 
 def encode_record(registration: Registration, expires_in_s: float) -> bytes:
@@ -198,6 +220,8 @@ def encode_record(registration: Registration, expires_in_s: float) -> bytes:
             layout_digest=registration.layout_digest,
             ttl_s=registration.ttl_s,
             expires_in_s=max(0.0, expires_in_s),
+            ranks=registration.ranks,
+            member=registration.member,
         )
     )
 
@@ -206,6 +230,7 @@ def decode_record(body: bytes) -> Registration:
     """A registry's answer; WireError names the first field that is wrong."""
     said = _decode(body, _Record)
     parse_address(said.address)
+    _check_member(said.member, said.ranks, said.rank)
     return Registration(
         instance=said.instance,
         rank=said.rank,
@@ -214,6 +239,8 @@ def decode_record(body: bytes) -> Registration:
         page_size=said.page_size,
         layout_digest=said.layout_digest,
         ttl_s=said.ttl_s,
+        ranks=said.ranks,
+        member=said.member,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 
 from .errors import WireError
-from .identity import BUFFERS_MAX, U64_MAX
+from .identity import BUFFERS_MAX
 from .intervals import Intervals, span
 from .layout import AuxSpec, BufferSpec, Instance, Layout, Rank, RankNumber, Ranks, Shard
 from .notify import PartKind
@@ -48,7 +48,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     receiver: which one the receiving rank is of the `receivers` that this sending rank serves.
     """
 
-    instance: Annotated[int, msgspec.Meta(ge=0, le=U64_MAX)]
+    instance: Annotated[int, msgspec.Meta(ge=0)]
     receivers: Ranks
     receiver: RankNumber
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]

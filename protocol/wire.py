@@ -20,6 +20,7 @@ from .failure import DETAIL_MAX, Reason
 from .identity import ATTEMPT_MAX, COMPONENTS_MAX, NAME_MAX, PAGES_MAX, ROOM_MAX
 from .layout import Layout, Regions
 from .manifest import Indices, Manifest
+from .shares import Share
 
 VERSION = 1
 FRAME_MAX = 64 * 2**20
@@ -43,7 +44,10 @@ class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Hello(Body, frozen=True):
-    """decode -> prefill, first frame of a connection: who I am, what my memory is, and the right to write to it."""
+    """decode -> prefill, first frame of a connection: who I am, what my memory is, and the right to write to it.
+
+    share: what this prefill rank owes this decode rank; None: each is alone on its side, and the layouts are equal.
+    """
 
     KIND: ClassVar[int] = 1
     engine: Name
@@ -51,6 +55,7 @@ class Hello(Body, frozen=True):
     layout: Layout
     regions: Regions
     blob: Blob
+    share: Share | None = None
 
 
 class Welcome(Body, frozen=True):
@@ -75,7 +80,8 @@ class Metadata(Body, frozen=True):
     pages: the destination page of each position of `manifest.kv`, in order, packed int32 little-endian.
     aux_index: the aux slot, -1 when no aux is owed. state: per component of `manifest.state`, packed int32 indices.
     direction: who moves the bytes; version 1 knows "write" (prefill writes), and refuses anything else by name.
-    digest: each notification of this grant must carry a digest per part.
+    digest: each notification of this grant must carry a digest per part. first_page: which of decode's page positions
+    the first of `pages` has, where the handshake has named a share.
     """
 
     KIND: ClassVar[int] = 4
@@ -89,6 +95,7 @@ class Metadata(Body, frozen=True):
     state: Annotated[tuple[Packed, ...], msgspec.Meta(max_length=COMPONENTS_MAX)]
     direction: Annotated[str, msgspec.Meta(max_length=16)] = "write"
     digest: bool = False
+    first_page: Annotated[int, msgspec.Meta(ge=0, le=PAGES_MAX)] = 0
 
 
 class Accept(Body, frozen=True):

@@ -155,7 +155,7 @@ class PrefillLedger(msgspec.Struct, frozen=True):
                 )
                 return self if merged == old else PrefillLedger(merged, self.receivers)
             case Bound(receiver=i, manifest=manifest, receivers=number, covers=covers):
-                receivers = self.receivers if any(self.receivers) else (None,) * number  # the first one tells
+                receivers = self.receivers if any(self.receivers) or not number else (None,) * number
                 if receivers[i] is not None:
                     return self
                 bound = Receiver(manifest, owed(manifest), covers)

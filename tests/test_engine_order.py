@@ -322,7 +322,7 @@ def test_the_checks_pass_without_a_mutant() -> None:
         Mutant(sends, "transfers", "send.pages[low - first : high - first]", "send.pages[: high - low]"),
         Mutant(ledger.Missing, "without", "remove(self.kv, start, stop)", "remove(self.kv, 0, stop)"),
         Mutant(ledger, "_earlier", "if missing.aux:", "if False:"),
-        Mutant(PrefillCore, "_place", "if bound.peer is not writer.peer:", "if False:"),
+        Mutant(PrefillCore, "_place", "if stranger is not None:", "if False:"),
         Mutant(PrefillCore, "_place", " or record.room.phase is Phase.DONE", ""),
         Mutant(
             SimTransport, "_land", "if write.left or write.error is not None:", "if False:"

@@ -18,7 +18,7 @@ from engine_bench import Bench, Plan, Shape, send_in
 from mutants import Mutant, dies, named
 
 from kvrooms import InvalidArgument, Status
-from kvrooms.engine import decode, prefill, sends
+from kvrooms.engine import decode_state, prefill, sends
 from kvrooms.protocol import manifest
 from kvrooms.protocol.failure import Reason
 from kvrooms.statemachine import ledger
@@ -259,7 +259,7 @@ def test_the_property_holds_without_a_mutant() -> None:
 @named(
     [
         # "Is there state?" asked by looking at the argument instead of counting indices, on one side or on both.
-        Mutant(decode, "derive", "tuple(map(len, indices))", "tuple(max(len(some), 1) for some in indices)"),
+        Mutant(decode_state, "derive", "tuple(map(len, indices))", "tuple(max(len(some), 1) for some in indices)"),
         Mutant(prefill, "counts_of", EACH, EACH.replace("total) for", "total or 1) for").removesuffix(" if total")),
         Mutant(manifest, "counts_of", " if total", ""),
         Mutant(manifest, "_spelled", "[] if all(map(_says_nothing, listed)) else listed", "listed"),

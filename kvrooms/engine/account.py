@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
 from ..protocol.events import Timer
 from ..protocol.failure import DETAIL_MAX
 from ..protocol.identity import RoomKey
-from ..protocol.intervals import Intervals, remove, size
+from ..protocol.intervals import Intervals, add, remove, size, span
 from ..protocol.manifest import Manifest
 from ..protocol.status import Phase
-from ..statemachine.ledger import Missing, owed
+from ..statemachine.ledger import Missing, Sender, owed
 
 _SHOWN = 4
 
@@ -39,6 +40,40 @@ def met(manifest: Manifest, missing: Missing) -> Met:
     return Met(
         _without(whole.kv, missing.kv), bool(whole.aux) and not missing.aux, dict(zip(names, state, strict=True))
     )
+
+
+def met_by_all(parts: list[tuple[Manifest, Missing]]) -> Met:
+    """What of a room is whole, that several ranks send: what none of them still owes."""
+    if not parts:
+        return NOTHING_MET
+    if len(parts) == 1:
+        return met(*parts[0])
+    pages: Intervals = ()
+    for manifest, _ in parts:
+        for start, stop in manifest.kv:
+            pages = add(pages, start, stop)
+    aux = any(manifest.aux for manifest, _ in parts) and not any(missing.aux for _, missing in parts)
+    state: dict[str, Intervals] = {name: span(0, count) for manifest, _ in parts for name, count in manifest.state}
+    for manifest, missing in parts:
+        pages = _without(pages, missing.kv)
+        for (name, _), gaps in zip(manifest.state, missing.state, strict=True):
+            state[name] = _without(state[name], gaps)
+    return Met(pages, aux, state)
+
+
+def owes(missing: Missing) -> bool:
+    """Whether anything is missing."""
+    return bool(missing.kv or missing.aux or any(missing.state))
+
+
+def open_of(senders: Sequence[Sender], manifests: Sequence[Manifest]) -> tuple[str, int]:
+    """What is open, in words, and which sending rank owes it: the first that owes something."""
+    for number, (sender, manifest) in enumerate(zip(senders, manifests, strict=True)):
+        if not sender.accepted:
+            return "the answer to METADATA", number
+        if owes(sender.missing):
+            return open_words(manifest, sender.missing), number
+    return ("nothing but the other side's word" if senders else "which ranks send, and their answer to METADATA"), 0
 
 
 def _without(whole: Intervals, missing: Intervals) -> Intervals:

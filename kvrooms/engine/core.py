@@ -15,7 +15,7 @@ from ..protocol import wire
 from ..protocol.errors import WireError
 from ..protocol.failure import Failure
 from ..protocol.identity import RoomKey, agent_name
-from ..protocol.layout import Layout, Regions
+from ..protocol.layout import Instance, Layout, Rank, Regions
 from ..protocol.status import TERMINAL, Phase
 from ..transport.ports import Clock, Closed, ControlChannel, FrameIn, Ids, Opened, Registry, Transport
 from .health import Health, Held, judge, registered_bytes
@@ -28,9 +28,9 @@ _AT_REST = TERMINAL | {Phase.METADATA}
 
 
 class Ports:
-    """The ports of one engine, and what it is."""
+    """The ports of one engine, and what it is: rank `rank` of `instance` (None: the only one)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one name per port
         self,
         *,
         name: str,
@@ -43,6 +43,8 @@ class Ports:
         registry: Registry,
         clock: Clock,
         ids: Ids,
+        instance: Instance | None = None,
+        rank: int = 0,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
@@ -54,6 +56,8 @@ class Ports:
         self.registry = registry
         self.clock = clock
         self.ids = ids
+        self.instance = instance or Instance((Rank(layout),), incarnation)
+        self.rank = rank
 
 
 class Link:
@@ -87,6 +91,8 @@ class EngineCore:
         self.registry = ports.registry
         self.clock = ports.clock
         self.ids = ports.ids
+        self.instance = ports.instance
+        self.rank = ports.rank
         self.agent = agent_name(ports.incarnation)
         self.counters: Counter[str] = Counter()
         self._complaints: Counter[str] = Counter()

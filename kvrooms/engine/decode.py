@@ -10,13 +10,14 @@ import msgspec
 
 from ..protocol.errors import InvalidArgument, Overloaded
 from ..protocol.identity import RoomKey, check_int, room_key
-from ..protocol.manifest import Indices, derive, page_indices
+from ..protocol.layout import Instance, differences
+from ..protocol.manifest import Indices, page_indices
 from ..protocol.manifest import state_indices as spelled
 from ..protocol.memory import Memory
 from ..protocol.registration import check_bootstrap, check_instance, check_rank
 from .core import EngineCore
 from .decode_core import DecodeCore
-from .decode_state import DecodeRecord, Destination, Target
+from .decode_state import DecodeRecord, Target, Wish
 from .handle import Room, check_process
 from .holds import Hold
 from .host import Assembly, Engine
@@ -40,7 +41,8 @@ class DecodeEngine(Engine):
 
     memory: the registered pools. name: for logs and for the peers. settings: see `EngineSettings`; single settings can
     be given by name instead (`DecodeEngine(memory, moving_timeout_s=5)`), else `KVROOMS_*`, else defaults. security:
-    what peers and registry must know; None: see `load_security`.
+    what peers and registry must know; None: see `load_security`. ranks, rank: what all ranks of this decode instance
+    have, and which of them this is; None: it is alone.
     Raises InvalidArgument and TransportError.
     """
 
@@ -52,6 +54,8 @@ class DecodeEngine(Engine):
         settings: EngineSettings | None = None,
         security: Security | None = None,
         assembly: Assembly | None = None,
+        ranks: Instance | None = None,
+        rank: int = 0,
         **overrides: float,
     ) -> None:
         settings = settings or load_settings(**overrides)
@@ -61,7 +65,8 @@ class DecodeEngine(Engine):
 
             self._security = security = security or load_security()
             name = check_instance(name or f"decode-{os.getpid()}")
-            assembly = assemble(name, memory, settings, security=security)
+            rank = _checked_rank(memory, ranks, rank)
+            assembly = assemble(name, memory, settings, security=security, instance=ranks, rank=rank)
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         self._targets: dict[tuple[str, str, int], Target] = {}
         self._holds: dict[RoomKey, Hold] = {}
@@ -70,7 +75,7 @@ class DecodeEngine(Engine):
     def _make_core(self, assembly: Assembly) -> EngineCore:
         return DecodeCore(assembly.ports)
 
-    def open(
+    def open(  # noqa: PLR0913 - a room is what these say
         self,
         room: int,
         *,
@@ -83,6 +88,7 @@ class DecodeEngine(Engine):
         instance: str = "",
         rank: int = 0,
         skip_state: bool = False,
+        tokens: int | None = None,
         **timeouts: float,
     ) -> DecodeRoom:
         """Open a room and ask the prefill engine for it. Never blocks; either side may come first.
@@ -92,6 +98,7 @@ class DecodeEngine(Engine):
         prefix_pages: how many leading positions decode holds already. aux_index: destination aux slot, None for no aux.
         state_indices: destination indices per component, in any spelling (`protocol.manifest.state_indices`).
         skip_state: this room carries no state, not even what is owed always; both sides must say so.
+        tokens: of the whole prompt, needed where prefill's pages have another size; None: all pages are full.
         timeouts: `bootstrap_timeout_s`, `waiting_timeout_s`, `moving_timeout_s`, `cap_timeout_s` of this room.
         Raises InvalidArgument (nothing has changed then) and EngineClosed.
         """
@@ -103,11 +110,12 @@ class DecodeEngine(Engine):
         prefix = check_int("prefix_pages", prefix_pages, 0, 2**24 - len(destination_pages))
         slot = -1 if aux_index is None else check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
         indices = spelled(layout, state_indices, self._items, skip_state=skip_state)
-        manifest = derive(layout, prefix + len(destination_pages), prefix, indices, aux=slot >= 0)
-        owed = tuple(some for some in indices if len(some))
+        full = (prefix + len(destination_pages)) * layout.page_size
+        length = full if tokens is None else check_int("tokens", tokens, max(0, full - layout.page_size + 1), full)
         settings = room_settings(self.settings, timeouts)
         handle = DecodeRoom(self, key)
-        record = DecodeRecord(key, settings, 0.0, target, manifest, Destination(destination_pages, slot, owed), handle)
+        wish = Wish(destination_pages, prefix, slot, indices, length)
+        record = DecodeRecord(key, settings, 0.0, target, wish, handle)
         handle.record = record
         self._admit(handle, key, (destination_pages, slot, indices))
         held = self._holds.get(key)
@@ -183,6 +191,16 @@ class DecodeEngine(Engine):
             if len(self._targets) < 1024:
                 self._targets[bootstrap, instance, rank] = target
         return target
+
+
+def _checked_rank(memory: Memory, ranks: Instance | None, rank: int) -> int:
+    """Which rank of an instance an engine is. Raises InvalidArgument unless it has what the instance says."""
+    number = check_int("rank", rank, 0, 0 if ranks is None else len(ranks.ranks) - 1)
+    if ranks is not None:
+        words = differences(memory.layout, ranks.ranks[number].layout)
+        if words:
+            raise InvalidArgument("ranks", number, f"rank {number} is said to have other memory: {'; '.join(words)}")
+    return number
 
 
 _ROOM_TIMEOUTS = ("bootstrap_timeout_s", "waiting_timeout_s", "queued_timeout_s", "moving_timeout_s", "cap_timeout_s")

@@ -12,6 +12,7 @@ from ..protocol.events import (
     DecodeEvent,
     Do,
     Fail,
+    Found,
     Landed,
     LeaseEvent,
     Timer,
@@ -28,7 +29,7 @@ from ..statemachine.table import Kind
 from . import account
 from .account import Met
 from .core import Link, Ports, Record, log_end
-from .decode_state import DecodeLink, DecodeRecord, Grant, Peer
+from .decode_state import DecodeLink, DecodeRecord, Grant, Peer, Route, held_bytes, wanted_from
 from .digests import Digester
 from .health import Held
 from .holds import DecodeHolds, Hold
@@ -61,11 +62,23 @@ class DecodeCore(DecodeHolds):
         """Open a room: its key is not in use, its ranges are the room's alone (the caller has checked both)."""
         record.opened = record.progressed_at = self.now
         self._rooms[record.key] = record
-        record.grants = (Grant(record, 0, record.manifest, self.ids.token()),)
-        record.unreleased = len(record.grants)
         self._carry_out(record, DECODE_ROOM.initial_commands)
+        source = self._source(record.target)
+        if source.routes is None:
+            source.waiting[record] = None
+        else:
+            self._located(record, source.routes)
         if self.closing:
             self._fail(record, On.ABORT, Failure(Reason.SHUTDOWN, "the engine is being closed"))
+
+    def _located(self, record: DecodeRecord, routes: tuple[Route, ...]) -> None:
+        wanted = [wanted_from(self.layout, route, record.wish) for route in routes]
+        record.grants = tuple(
+            Grant(record, i, route.target, manifest, to, self.ids.token())
+            for i, (route, (manifest, to)) in enumerate(zip(routes, wanted, strict=True))
+        )
+        record.unreleased = len(record.grants)
+        self._step(record, Found(tuple(manifest for manifest, _ in wanted)))
 
     def abort(self, record: DecodeRecord, detail: str) -> None:
         """The caller aborts the room. Idempotent."""
@@ -96,7 +109,8 @@ class DecodeCore(DecodeHolds):
             record.progress(self.now)
             self.progressed_at = self.now
         if room.phase not in TERMINAL:
-            record.watcher.moved(room.phase, record.progressed)
+            if room.phase is not before or record.progressed:
+                record.watcher.moved(room.phase, record.progressed)
         elif before not in TERMINAL:
             for grant in record.grants:
                 self._by_token.pop(grant.token, None)
@@ -117,6 +131,8 @@ class DecodeCore(DecodeHolds):
                 case Do.LEASE_LANDED | Do.LEASE_FAILED | Do.LEASE_CLOSED:
                     for grant in record.grants:
                         self._lease(grant, _TO_LEASES[do])
+                    if not record.grants and do is Do.LEASE_FAILED:
+                        self._unplaced(record)
                 case Do.REPORT:
                     phase = record.room.phase
                     record.watcher.ended(phase, record.failure, record.context, self._met(record))
@@ -143,17 +159,17 @@ class DecodeCore(DecodeHolds):
         self._timers.arm(record, Alarm.PHASE, self.now + seconds)
 
     def _deadline(self, record: DecodeRecord, timer: Timer) -> None:
-        link = self._by_target.get(record.target)
+        what, number = account.open_of(record.room.ledger.senders, [grant.manifest for grant in record.grants])
+        grant = record.grants[number] if record.grants else None
+        link = self._by_target.get(grant.target if grant is not None else record.target)
         trouble = f"; {link.trouble}" if link is not None and not link.up else ""
-        sender = record.room.ledger.senders[0]
-        what = account.open_words(record.manifest, sender.missing) if sender.accepted else "the answer to METADATA"
         detail = account.overdue(
             record.key,
             record.room.phase,
             timer,
             age_s=self.now - record.opened,
             still_s=self.now - record.progressed_at,
-            peer=self._peer_name(record) + trouble,
+            peer=self._peer_name(record, number) + trouble,
             what=what,
         )
         self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
@@ -162,12 +178,16 @@ class DecodeCore(DecodeHolds):
     def _met(record: DecodeRecord) -> Met | None:
         if record.failure is None:
             return None
-        return account.met(record.manifest, record.room.ledger.senders[0].missing)
+        missing = [sender.missing for sender in record.room.ledger.senders]
+        return account.met_by_all(list(zip((grant.manifest for grant in record.grants), missing, strict=True)))
 
     @staticmethod
-    def _peer_name(record: DecodeRecord) -> str:
-        peer = record.grants[0].peer if record.grants else None
-        return peer.engine if peer else record.target.instance or record.target.bootstrap
+    def _peer_name(record: DecodeRecord, number: int = 0) -> str:
+        grant = record.grants[number] if record.grants else None
+        name = record.target.instance or record.target.bootstrap
+        if grant is None or grant.peer is None:
+            return name
+        return f"{grant.peer.engine} rank {grant.target.rank}" if len(record.grants) > 1 else grant.peer.engine
 
     # -- leases --------------------------------------------------------------------------------------------------
 
@@ -192,7 +212,7 @@ class DecodeCore(DecodeHolds):
                     raise AssertionError(f"{do} is no command of this table")
 
     def _advertise(self, grant: Grant) -> None:
-        link = self._link(grant.record.target)
+        link = self._link(grant.target)
         if link.up and not link.dropped:
             self._send_metadata(link, grant)
         else:
@@ -201,7 +221,7 @@ class DecodeCore(DecodeHolds):
     def _send_metadata(self, link: DecodeLink, grant: Grant) -> None:
         peer = link.peer
         assert peer is not None
-        record, destination = grant.record, grant.record.destination
+        record, destination = grant.record, grant.destination
         grant.peer, grant.number = peer, peer.next_grant
         peer.next_grant += 1
         peer.grants[grant.number] = grant
@@ -219,12 +239,13 @@ class DecodeCore(DecodeHolds):
                 aux_index=destination.aux_index,
                 state=tuple(wire.pack_indices(indices) for indices in destination.state),
                 digest=self._digester is not None,
+                first_page=destination.first_page if link.share is not None else 0,
             ),
         )
 
     def _free(self, grant: Grant, event: LeaseEvent) -> None:
         record = grant.record
-        link = self._by_target.get(record.target)
+        link = self._by_target.get(grant.target)
         if link is not None:
             link.held.pop(grant, None)
         peer = grant.peer
@@ -234,6 +255,13 @@ class DecodeCore(DecodeHolds):
         record.unreleased -= 1
         if record.unreleased == 0:
             record.watcher.freed(_FREED[event])
+
+    def _unplaced(self, record: DecodeRecord) -> None:
+        """A room has failed before it was known who sends it: nobody was told of its memory."""
+        source = self._sources.get(record.target)
+        if source is not None:
+            source.waiting.pop(record, None)
+        record.watcher.freed(_FREED[LeaseEvent.FAILED])
 
     def _send_abort(self, grant: Grant) -> None:
         peer, failure = grant.peer, grant.record.failure
@@ -284,7 +312,7 @@ class DecodeCore(DecodeHolds):
         record, (kind, component, first, size) = grant.record, part
         names = self.layout.component_names
         place = names.index(grant.manifest.state[component][0]) if kind is PartKind.STATE else 0
-        items = record.destination.items(grant.manifest, kind, component, first, first + size)
+        items = grant.destination.items(grant.manifest, kind, component, first, first + size)
         if digest == (self._digester.of(kind, place, items),):
             return True
         what = "have another digest than what was sent" if digest else "came without the digest that was asked for"
@@ -363,7 +391,7 @@ class DecodeCore(DecodeHolds):
     def held(self) -> list[Held]:
         """See `EngineCore.held`: the grants in quarantine."""
         return [
-            Held(grant.record.range_bytes(self.layout), grant.quarantined_at, peer.engine)
+            Held(held_bytes(self.layout, grant), grant.quarantined_at, peer.engine)
             for peer in list(self._peers.values())
             for grant in list(peer.grants.values())
             if grant.lease is Lease.QUARANTINED
@@ -374,10 +402,11 @@ class DecodeCore(DecodeHolds):
         return {
             **super().tables(),
             "rooms": len(self._rooms),
-            "targets": len(self._by_target),
+            "targets": len(self._by_target.keys() | self._sources.keys()),
             "tokens": len(self._by_token),
             "peers": len(self._peers),
             "grants": self.undrained,
             "tickets": len(self._tickets),
             "holds": len(self._holds),
+            "waiting": sum(len(source.waiting) for source in list(self._sources.values())),
         }

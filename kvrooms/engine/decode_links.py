@@ -7,10 +7,11 @@ from ..protocol.events import LeaseEvent
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.layout import differences
-from ..protocol.registration import Registration, Resolved
+from ..protocol.registration import Resolved
 from ..transport.ports import CloseCause, Closed, Opened
-from .core import EngineCore, Link, Ports
-from .decode_state import REDIAL_FIRST_S, DecodeLink, DecodeRecord, Grant, Peer, Target
+from .core import Link, Ports
+from .decode_sources import DecodeSources
+from .decode_state import REDIAL_FIRST_S, DecodeLink, DecodeRecord, Grant, Peer
 from .timers import Alarm
 
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
@@ -18,14 +19,12 @@ _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
 _REDIAL_MAX_S = 1.0
 
 
-class DecodeLinks(EngineCore):
+class DecodeLinks(DecodeSources):
     """The half of a decode core that keeps connections. See `EngineCore`."""
 
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
-        self._by_target: dict[Target, DecodeLink] = {}
         self._peers: dict[int, Peer] = {}
-        self._tickets: dict[int, DecodeLink] = {}
         self._first_grant = 1
 
     # -- what the other half does --------------------------------------------------------------------------------
@@ -44,14 +43,6 @@ class DecodeLinks(EngineCore):
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def _link(self, target: Target) -> DecodeLink:
-        """The link to a target; one that is new starts to look for it."""
-        link = self._by_target.get(target)
-        if link is None:
-            link = self._by_target[target] = DecodeLink(target)
-            self._seek(link)
-        return link
-
     def _answers(self) -> bool:
         """Take in what the registry has found."""
         busy = False
@@ -66,10 +57,10 @@ class DecodeLinks(EngineCore):
                 self._redial(link, answer.why)
         return busy
 
-    def _seek(self, link: DecodeLink) -> None:
-        self._tickets[self.registry.lookup(*link.target)] = link
-
-    def _found(self, link: DecodeLink, registration: Registration) -> None:
+    def _reach(self, link: DecodeLink) -> None:
+        """Dial what the registry has named, or use the connection that there is."""
+        registration, link.found = link.found, None
+        assert registration is not None
         link.sought = registration.incarnation
         for other in self._by_target.values():
             reaches = other.incarnation if other.up else other.sought
@@ -91,14 +82,15 @@ class DecodeLinks(EngineCore):
             else:
                 other.held[grant] = None
         other.holds.update(link.holds)
+        other.sources.update(link.sources)
         if other.up:
             self._linked(other)
 
     def _redial(self, link: DecodeLink, trouble: str) -> None:
         """Try again after a pause, as long as somebody needs the link."""
         link.trouble = trouble
-        if not (link.held or link.holds or self._owes_aborts(link)):
-            self._by_target = {target: other for target, other in self._by_target.items() if other is not link}
+        if not (link.held or link.holds or self._owes_aborts(link) or self._awaited(link)):
+            self._let_go_of(link)
             return
         self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
         link.backoff_s = min(link.backoff_s * 2, _REDIAL_MAX_S)
@@ -112,7 +104,7 @@ class DecodeLinks(EngineCore):
         link = self._links.get(event.connection)
         if isinstance(link, DecodeLink):
             blob = self.transport.metadata()
-            self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob))
+            self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob, link.share))
             link.introduced, link.incarnation = True, link.sought
 
     def _drop(self, link: Link, why: str) -> None:
@@ -130,7 +122,7 @@ class DecodeLinks(EngineCore):
                 link.incarnation = source
                 self._drop(link, "not the engine that the registry named")
             case wire.Welcome(engine, agent, layout) if target == self.incarnation:
-                unequal = differences(self.layout, layout)
+                unequal = differences(self._expected(link), layout)
                 if unequal:
                     self._refuse(link, unequal)
                     return
@@ -169,6 +161,8 @@ class DecodeLinks(EngineCore):
         self._drop(link, "refused")
         for grant in list(link.held):
             self._fail(grant.record, On.PEER_LOST, self._refusal(words))
+        for source in link.sources:
+            self._give_up(source, words)
 
     @staticmethod
     def _refusal(words: tuple[str, ...]) -> Failure:

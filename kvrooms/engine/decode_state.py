@@ -11,8 +11,10 @@ from ..protocol.events import Timer
 from ..protocol.identity import RoomKey
 from ..protocol.intervals import below, size
 from ..protocol.layout import Layout
-from ..protocol.manifest import Indices, Manifest
+from ..protocol.manifest import Indices, Manifest, derive
 from ..protocol.notify import PartKind
+from ..protocol.registration import Registration
+from ..protocol.shares import Covers, Share
 from ..protocol.status import Phase
 from ..statemachine.memory import LEASE
 from ..statemachine.rooms import decode_room
@@ -35,12 +37,49 @@ class Target(NamedTuple):
     rank: int
 
 
+class Route(NamedTuple):
+    """One sending rank: where it is, what it owes (None: everything, from an equal layout), its pages' tokens."""
+
+    target: Target
+    share: Share | None
+    covers: Covers | None
+    page_size: int
+
+
+class Source:
+    """A prefill instance: its ranks as the registry knows them, and once all are known the routes from them.
+
+    waiting: the rooms that were opened before that.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.known: dict[int, Registration] = {}
+        self.routes: tuple[Route, ...] | None = None
+        self.waiting: dict[DecodeRecord, None] = {}
+
+
+class Wish(NamedTuple):
+    """What the caller wants: destination pages from position `prefix` on, an aux slot (-1: none), indices per component
+    of the layout, and how many tokens the prompt has."""
+
+    pages: Indices
+    prefix: int
+    aux_index: int
+    state: tuple[Indices, ...]
+    tokens: int
+
+
 class Destination(NamedTuple):
-    """Where the bytes go: a page per owed position, an aux slot (-1: none), indices per component of the manifest."""
+    """Where the bytes go: a page per owed position, an aux slot (-1: none), indices per component of the manifest.
+
+    first_page: decode's page position that the first of `pages` has.
+    """
 
     pages: Indices
     aux_index: int
     state: tuple[Indices, ...]
+    first_page: int = 0
 
     def items(self, manifest: Manifest, kind: PartKind, component: int, start: int, stop: int) -> Indices:
         """The items at positions [start, stop) of a part that the manifest owes."""
@@ -88,15 +127,22 @@ class DecodeLink(Link):
         self.holds: dict[Hold, None] = {}
         self.backoff_s = REDIAL_FIRST_S
         self.trouble = "its registry has not answered yet"
+        self.sources: dict[Source, None] = {}
+        self.found: Registration | None = None
+        self.share: Share | None = None
 
 
 class Grant:
     """One METADATA to one prefill rank, and its lease."""
 
-    def __init__(self, record: DecodeRecord, sender: int, manifest: Manifest, token: int) -> None:
+    def __init__(
+        self, record: DecodeRecord, sender: int, target: Target, manifest: Manifest, to: Destination, token: int
+    ) -> None:
         self.record = record
         self.sender = sender
+        self.target = target
         self.manifest = manifest
+        self.destination = to
         self.token = token
         self.lease = LEASE.initial
         self.peer: Peer | None = None
@@ -114,16 +160,15 @@ class DecodeRecord(Record):
         settings: EngineSettings,
         opened: float,
         target: Target,
-        manifest: Manifest,
-        destination: Destination,
+        wish: Wish,
         watcher: Watcher,
     ) -> None:
         super().__init__(key, settings, opened)
         self.target = target
-        self.manifest = manifest
-        self.destination = destination
+        self.wish = wish
+        self.manifests: tuple[Manifest, ...] = ()
         self.watcher = watcher
-        self.room = decode_room((manifest,))
+        self.room = decode_room(())
         self.timer: Timer | None = None
         self.grants: tuple[Grant, ...] = ()
         self.unreleased = 0
@@ -133,7 +178,27 @@ class DecodeRecord(Record):
         """See `Record.room_phase`."""
         return self.room.phase
 
-    def range_bytes(self, layout: Layout) -> int:
-        """Bytes of the room's destination ranges."""
-        names = [name for name, _ in self.manifest.state]
-        return range_bytes(layout, names, *self.destination)
+
+def held_bytes(layout: Layout, grant: Grant) -> int:
+    """Bytes of a grant's destination ranges."""
+    names = [name for name, _ in grant.manifest.state]
+    return range_bytes(layout, names, *grant.destination[:3])
+
+
+def wanted_from(layout: Layout, route: Route, wish: Wish) -> tuple[Manifest, Destination]:
+    """What a room wants from one sending rank, and where that goes."""
+    pages, prefix, slot, indices, tokens = wish
+    total = prefix + len(pages)
+    if route.covers is None:
+        manifest = derive(layout, total, prefix, indices, aux=slot >= 0)
+        return manifest, Destination(pages, slot, tuple(some for some in indices if len(some)))
+    ours, theirs = layout.page_size, route.page_size
+    sent = total if ours == theirs else -(-tokens // theirs)
+    manifest = derive(layout, sent, prefix * ours // theirs, indices, slot >= 0, route.covers)
+    low, high = (manifest.kv[0][0], manifest.kv[-1][1]) if manifest.kv else (0, 0)
+    first, stop = max(prefix, low * theirs // ours), min(total, -(-high * theirs // ours))
+    some = pages[first - prefix : stop - prefix] if manifest.kv else pages[:0]
+    named = dict(zip(layout.component_names, indices, strict=True)) if indices else {}
+    return manifest, Destination(
+        some, slot if manifest.aux else -1, tuple(named[name] for name, _ in manifest.state), first
+    )

@@ -46,8 +46,8 @@ class DecodeHolds(DecodeLinks):
     def hold(self, hold: Hold) -> None:
         """Ask for a room to be kept, again and again."""
         self._holds[hold.key] = hold
-        link = self._link(hold.target)
-        link.holds[hold] = None
+        self._source(hold.target)
+        self._link(hold.target).holds[hold] = None
         self._renew(hold)
 
     def release(self, hold: Hold) -> None:
@@ -56,15 +56,22 @@ class DecodeHolds(DecodeLinks):
             return
         del self._holds[hold.key]
         self._timers.disarm(hold, Alarm.HOLD)
-        link = self._by_target.get(hold.target)
-        if link is not None:
+        for link in self._senders(hold):
             link.holds.pop(hold, None)
 
     def _renew(self, hold: Hold) -> None:
-        link = self._by_target.get(hold.target)
-        if link is not None and link.up and not link.dropped:
-            self._send(link, wire.Hold(*hold.key))
+        for link in self._senders(hold):
+            link.holds[hold] = None
+            if link.up and not link.dropped:
+                self._send(link, wire.Hold(*hold.key))
         self._timers.arm(hold, Alarm.HOLD, self.now + self.settings.hold_renew_s)
+
+    def _senders(self, hold: Hold) -> list[DecodeLink]:
+        """The links to the ranks that keep a room, as far as they are known."""
+        source = self._sources.get(hold.target)
+        routes = source.routes if source is not None else None
+        targets = [route.target for route in routes] if routes else [hold.target]
+        return [self._by_target[target] for target in targets if target in self._by_target]
 
     def _hold_lost(self, body: wire.HoldLost, link: DecodeLink) -> None:
         hold = self._holds.get(RoomKey(body.room, body.attempt))
@@ -73,7 +80,7 @@ class DecodeHolds(DecodeLinks):
             self.release(hold)
 
     def _linked(self, link: DecodeLink) -> None:
-        for hold in link.holds:
+        for hold in list(link.holds):
             self._renew(hold)
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..protocol.errors import EngineClosed, Overloaded
 from ..protocol.failure import Failure, Reason
+from ..protocol.layout import Rank
 from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
 from ..protocol.status import Phase, Status
@@ -48,6 +49,14 @@ class Runner(Protocol):
 
 def _nothing() -> None:
     pass
+
+
+class Place(NamedTuple):
+    """Which one of an instance's ranks a prefill engine is, of how many, and what it has."""
+
+    rank: int
+    ranks: int
+    member: Rank
 
 
 class Assembly(NamedTuple):

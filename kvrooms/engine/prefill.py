@@ -8,15 +8,17 @@ from typing import cast
 import numpy as np
 
 from ..protocol.errors import InvalidArgument, RoomClosed
-from ..protocol.identity import PAGES_MAX, RoomKey, check_int, room_key
+from ..protocol.identity import PAGES_MAX, RANKS_MAX, RoomKey, check_int, room_key
+from ..protocol.layout import Rank
 from ..protocol.manifest import Declaration, Indices, counts_of, owed_always, page_indices
 from ..protocol.manifest import state_indices as spelled
 from ..protocol.memory import Memory
 from ..protocol.registration import check_bootstrap, check_instance
+from ..protocol.shares import part_of
 from .core import EngineCore
 from .decode import room_settings
 from .handle import Room
-from .host import Assembly, Engine
+from .host import Assembly, Engine, Place
 from .prefill_core import PrefillCore
 from .prefill_state import PrefillRecord
 from .security import Security
@@ -37,14 +39,16 @@ class PrefillRoom(Room):
         self._pages = pages
         self._aux_index = aux_index
         self._skip_state = skip_state
-        self._sent_pages = 0
+        self._part_begin, self._part_end = engine.part_of(pages)
+        self._sent_pages = self._part_begin
         self._sent_state = (0,) * len(engine.memory.layout.state)
         self._complete = False
 
     def send(self, pages: object = (), state_indices: object = None, *, last: bool | None = None) -> None:
         """Send the next pages, and state, as they are computed. Never blocks: the writes follow decode's METADATA.
 
-        pages: source page of each of the next positions. state_indices: source indices per component, in any spelling;
+        pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt).
+        state_indices: source indices per component, in any spelling;
         they continue those of earlier sends. last: nothing follows, so the totals are now known; aux goes with it.
         None: the last one if the room was opened with a number of pages and this reaches it.
         The items must stay as they are until `memory_free`. Raises InvalidArgument (nothing was sent, the room is as
@@ -58,11 +62,12 @@ class PrefillEngine(Engine):
 
     memory: the registered pools. name: what the registry knows it by. registry: URL of a registry (`kvrooms
     bootstrap`); None serves one in this process. host, port: where decode engines connect (0: any free port);
-    advertise: the host name to publish, where it differs. settings, single settings and security as for `DecodeEngine`.
-    Raises InvalidArgument, TransportError, OSError.
+    advertise: the host name to publish, where it differs. rank, ranks: which one this is of an instance of several
+    ranks that send together, all under one name. cp_rank, cp_size: which part of every prompt's pages it computes.
+    settings, single settings and security as for `DecodeEngine`. Raises InvalidArgument, TransportError, OSError.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a deployment is what these say
         self,
         memory: Memory,
         *,
@@ -71,12 +76,19 @@ class PrefillEngine(Engine):
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        cp_rank: int = 0,
+        cp_size: int = 1,
         settings: EngineSettings | None = None,
         security: Security | None = None,
         assembly: Assembly | None = None,
         **overrides: float,
     ) -> None:
         settings = settings or load_settings(**overrides)
+        ranks = check_int("ranks", ranks, 1, RANKS_MAX)
+        cp_size = check_int("cp_size", cp_size, 1, RANKS_MAX)
+        self._cp = check_int("cp_rank", cp_rank, 0, cp_size - 1), cp_size
         if assembly is None:
             from .real import assemble
 
@@ -84,13 +96,31 @@ class PrefillEngine(Engine):
             registry = None if registry is None else check_bootstrap(registry)
             listen = (host, check_int("port", port, 0, 65535))
             assembly = assemble(
-                name, memory, settings, listen=listen, advertise=advertise, registry=registry, security=security
+                name,
+                memory,
+                settings,
+                listen=listen,
+                advertise=advertise,
+                registry=registry,
+                security=security,
+                place=Place(check_int("rank", rank, 0, ranks - 1), ranks, Rank(memory.layout, *self._cp)),
             )
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         super().__init__(memory, settings, assembly)
 
     def _make_core(self, assembly: Assembly) -> EngineCore:
         return PrefillCore(assembly.ports, assembly.source)
+
+    def part_of(self, pages: int | None) -> tuple[int, int | None]:
+        """The page positions [low, high) that this rank sends of a prompt; high is None while the total is not known.
+
+        Raises InvalidArgument where the total has to be known.
+        """
+        if self._cp[1] == 1:
+            return 0, pages
+        if pages is None:
+            raise InvalidArgument("pages", pages, "a context-parallel rank has to know the pages of the whole prompt")
+        return part_of(pages, *self._cp)
 
     @property
     def bootstrap(self) -> str:
@@ -160,7 +190,7 @@ def _next(
         raise RoomClosed(f"{room!r} has ended: {room.failure or 'everything was sent'}")
     if room._complete:  # noqa: SLF001
         raise InvalidArgument("send", len(pages), "the last send of this room was made before")
-    first, total = room._sent_pages, room._pages  # noqa: SLF001
+    first, total = room._sent_pages, room._part_end  # noqa: SLF001
     reached = first + len(pages)
     if total is not None and reached > total:
         raise InvalidArgument("pages", len(pages), f"{first} of {total} pages were sent before: too many")
@@ -173,7 +203,8 @@ def _next(
         if not room._skip_state:  # noqa: SLF001
             owed_always(room._engine.memory.layout, counted)  # noqa: SLF001
     room._sent_pages, room._sent_state, room._complete = reached, counted, last  # noqa: SLF001
-    declaration = Declaration(reached, None, counts_of(names, counted)) if last else Declaration()
+    whole = reached if room._pages is None else room._pages  # noqa: SLF001
+    declaration = Declaration(whole, None, counts_of(names, counted)) if last else Declaration()
     aux_index = room._aux_index if last else None  # noqa: SLF001
     return Send(first, pages, tuple(zip(before, state, strict=False)), aux_index, declaration)
 

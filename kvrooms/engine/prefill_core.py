@@ -79,7 +79,7 @@ class PrefillCore(PrefillGrants):
             if declaration.pages is None and pages > wanted.pages:
                 declaration = Declaration(pages, declaration.aux, declaration.state)
             if declaration.state is None:
-                counts = sending.too_much(self.layout.component_names, send, wanted)
+                counts = sending.too_much(self.layout.component_names, send, wanted, writer.peer.covers)
                 declaration = Declaration(declaration.pages, declaration.aux, counts)
         if declaration != Declaration():
             self._step(record, Declared(declaration))

@@ -16,7 +16,7 @@ from .grants import Verdict
 from .parking import Parking
 from .prefill_posting import PrefillPosting
 from .prefill_state import PrefillPeer, PrefillRecord, Writer
-from .sends import Outbox, Send, wanted_of
+from .sends import Outbox, Send, Shared, wanted_of
 from .timers import Alarm
 
 
@@ -41,13 +41,14 @@ class PrefillGrants(PrefillPosting):
             return
         try:
             assert peer.regions is not None
-            wanted = wanted_of(self.layout, self.regions, peer.regions, body)
+            shared = None if peer.covers is None or peer.layout is None else Shared(peer.layout, peer.covers)
+            wanted = wanted_of(self.layout, self.regions, peer.regions, body, shared)
         except WireError as error:
             self._over(peer, number)
             self._reject(peer, number, Reason.PROTOCOL, str(error))
             return
         assert peer.table is not None
-        outbox = Outbox(self.layout, self._source, peer.table, self.settings.piece_bytes)
+        outbox = Outbox(self.layout, self._source, peer.table, self.settings.piece_bytes, peer.pairs)
         writer = Writer(peer, number, body.token, key, wanted, outbox)
         peer.drains[number] = writer
         self._place(writer)
@@ -55,18 +56,20 @@ class PrefillGrants(PrefillPosting):
     def _place(self, writer: Writer) -> None:
         """Give a new grant to its room, or park it until the room is opened."""
         record = self._rooms.get(writer.key)
-        if record is not None and record.room.phase not in TERMINAL and record.writers:
-            bound = next(iter(record.writers))
-            if bound.peer is not writer.peer:
-                self._refuse_grant(writer, f"{writer.key} is bound to {bound.peer.engine}")
+        if record is not None and record.room.phase not in TERMINAL:
+            stranger = next((one for one in record.writers if _strange(one, writer)), None)
+            if stranger is not None:
+                self._refuse_grant(writer, f"{writer.key} is bound to {stranger.peer.engine}")
                 return
-            if bound.number > writer.number:
-                self._refuse_grant(writer, f"{writer.key} is bound to a newer grant ({bound.number})")
-                return
-            if not _all_posted(bound):
-                detail = f"decode asked again for {writer.key} (grant {writer.number})"
-                self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
-            record = None
+            bound = next((one for one in record.writers if one.receiver == writer.receiver), None)
+            if bound is not None:
+                if bound.number > writer.number:
+                    self._refuse_grant(writer, f"{writer.key} is bound to a newer grant ({bound.number})")
+                    return
+                if not _all_posted(bound):
+                    detail = f"decode asked again for {writer.key} (grant {writer.number})"
+                    self._fail(record, On.PEER_FAILED, Failure(Reason.SUPERSEDED, detail, "peer"))
+                record = None
         # A room that is DONE or will be, or was superseded, says nothing to a new grant: that waits for its next life.
         if record is None or record.room.phase is Phase.DONE:
             self._park(writer)
@@ -76,7 +79,7 @@ class PrefillGrants(PrefillPosting):
     def _bind(self, record: PrefillRecord, writer: Writer) -> None:
         writer.record = record
         record.writers[writer] = None
-        self._step(record, Bound(0, writer.wanted.manifest))
+        self._step(record, Bound(writer.receiver, writer.wanted.manifest, writer.receivers, writer.peer.covers))
         if record.sends and record.sends[-1].declaration == Declaration() and record.room.phase not in TERMINAL:
             self._declare(record, record.sends[-1])  # not the last one, but it may be too much already
         if record.room.phase not in TERMINAL:
@@ -84,7 +87,8 @@ class PrefillGrants(PrefillPosting):
                 writer.outbox.put(send)
             if record.sends:
                 self._step(record, Queued())
-            self._make_ready(writer)
+            for bound in record.writers:  # those that came before it have waited for it
+                self._make_ready(bound)
 
     def _park(self, writer: Writer) -> None:
         if self.closing or self.draining:
@@ -146,6 +150,13 @@ class PrefillGrants(PrefillPosting):
             self._fail(writer.record, On.PEER_FAILED, Failure(body.reason, body.detail, "peer"))
         self._unpark(writer)
         self._drain(writer, DrainEvent.VOIDED)
+
+
+def _strange(bound: Writer, writer: Writer) -> bool:
+    """Whether a new grant is of an instance, or of a rank of it, other than those that a room is bound to."""
+    if (bound.instance, bound.receivers) != (writer.instance, writer.receivers):
+        return True
+    return bound.receiver == writer.receiver and bound.peer is not writer.peer
 
 
 def _all_posted(writer: Writer) -> bool:

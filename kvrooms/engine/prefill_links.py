@@ -6,7 +6,9 @@ from ..protocol import wire
 from ..protocol.errors import TransportError, WireError
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import agent_name
-from ..protocol.layout import check_regions, differences
+from ..protocol.layout import check_layout, check_regions, differences
+from ..protocol.shaped import PairTable, Side
+from ..protocol.shares import check_share, covers_of
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import EngineCore, Link, Ports, log
 from .prefill_state import PrefillPeer
@@ -61,27 +63,44 @@ class PrefillLinks(EngineCore):
         if self.closing:
             self._refuse(link, ("the engine is being closed",))
             return None
-        unequal = differences(self.layout, hello.layout)
-        if unequal:
-            self._refuse(link, unequal)
-            return None
+        if hello.share is None:
+            unequal = differences(self.layout, hello.layout)
+            if unequal:
+                self._refuse(link, unequal)
+                return None
+        check_layout(hello.layout)
         check_regions(hello.layout, hello.regions)
         if source == 0 or hello.agent != agent_name(source):
             raise WireError("hello.agent", f"{hello.agent!r} is not the agent of incarnation {source:016x}")
         peer = self._peers.get(source)
         if peer is None:
             peer = PrefillPeer(source, hello.engine)
-        elif peer.table is not None and peer.regions != hello.regions:
+        elif peer.table is not None and (peer.regions, peer.layout) != (hello.regions, hello.layout):
             raise WireError("hello.regions", "the same incarnation has described other memory before")
         elif peer.link is not None and peer.link.connection is not None:
             old = peer.link.connection
             self._drop(peer.link, "replaced by a newer connection")
             self._closed(Closed(old, CloseCause.LOCAL, "replaced by a newer connection"))
+        self._share_with(peer, hello)
         if peer.table is None:
             peer.table = self.transport.add_peer(hello.agent, hello.blob, hello.layout, hello.regions)
-            peer.regions, peer.blob = hello.regions, hello.blob
+            peer.regions, peer.layout, peer.blob = hello.regions, hello.layout, hello.blob
             peer.broken = peer.suspect = False
         return peer
+
+    def _share_with(self, peer: PrefillPeer, hello: wire.Hello) -> None:
+        """What we owe this decode rank, as it says itself; checked, and the plans made. Raises WireError."""
+        share, us = hello.share, self.instance.ranks[self.rank]
+        if share == peer.share and (share is None or peer.pairs is not None):
+            return
+        if peer.drains:
+            raise WireError("hello.share", "the same incarnation has asked for another share, and has grants of it")
+        if share is None:
+            peer.share = peer.covers = peer.pairs = None
+            return
+        check_share(share, self.layout, hello.layout)
+        pairs = PairTable(Side(self.layout, self.regions), Side(hello.layout, hello.regions), share)
+        peer.share, peer.covers, peer.pairs = share, covers_of(share, us), pairs
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
         self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64])))
@@ -147,7 +166,7 @@ class PrefillLinks(EngineCore):
         assert peer.regions is not None
         self._unload(peer)
         try:
-            peer.table = self.transport.add_peer(peer.agent, peer.blob, self.layout, peer.regions)
+            peer.table = self.transport.add_peer(peer.agent, peer.blob, peer.layout or self.layout, peer.regions)
         except TransportError as error:
             log.warning("%s: %s cannot be written to any more: %s", self.name, peer.engine, error)
             self._drop(peer.link, "cannot be written to")

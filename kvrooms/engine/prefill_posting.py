@@ -171,7 +171,7 @@ class PrefillPosting(PrefillLinks):
         writer.peer.suspect = False
         record.bytes += piece.bytes
         for kind, component, first, size in piece.parts:
-            self._step(record, Settled(0, kind, component, first, first + size))
+            self._step(record, Settled(writer.receiver, kind, component, first, first + size))
         self._idle_if_so(record)
 
     def _idle_if_so(self, record: PrefillRecord | None) -> None:

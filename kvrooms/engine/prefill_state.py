@@ -7,8 +7,10 @@ from typing import NamedTuple
 from ..protocol.events import Timer
 from ..protocol.identity import RoomKey, agent_name
 from ..protocol.intervals import size
-from ..protocol.layout import Regions
+from ..protocol.layout import Layout, Regions
 from ..protocol.plan import DescriptorTable, Piece
+from ..protocol.shaped import PairTable
+from ..protocol.shares import Covers, Share
 from ..protocol.status import Phase
 from ..statemachine.memory import DrainValue
 from ..statemachine.rooms import prefill_room
@@ -36,7 +38,11 @@ class PrefillPeer:
         self.link: Link | None = None
         self.book = GrantBook()
         self.drains: dict[int, Writer] = {}
+        self.layout: Layout | None = None
         self.regions: Regions | None = None
+        self.share: Share | None = None
+        self.covers: Covers | None = None
+        self.pairs: PairTable | None = None
         self.table: DescriptorTable | None = None
         self.lease_until = 0.0
         self.parked = 0
@@ -70,6 +76,9 @@ class Writer:
         self.voided_at = 0.0
         self.posted_bytes = 0
         self.turn_at = 0.0
+        share = peer.share
+        self.receiver, self.receivers = (0, 1) if share is None else (share.receiver, share.receivers)
+        self.instance = peer.incarnation if share is None else share.instance
         manifest = wanted.manifest
         self.unposted = size(manifest.kv) + bool(manifest.aux) + sum(count for _, count in manifest.state)
 
@@ -102,14 +111,25 @@ def met_of(record: PrefillRecord) -> Met | None:
     """What of a failed room was written; None for a room that has not failed."""
     if record.failure is None:
         return None
-    receiver = record.room.ledger.receivers[0]
-    return account.NOTHING_MET if receiver is None else account.met(receiver.wanted, receiver.missing)
+    receivers = record.room.ledger.receivers
+    if any(receiver is None for receiver in receivers):
+        return account.NOTHING_MET
+    return account.met_by_all([(one.wanted, one.missing) for one in receivers if one is not None])
 
 
 def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
     """The detail of a passed deadline."""
-    receiver, sent = record.room.ledger.receivers[0], record.sends[-1] if record.sends else None
-    what = "a METADATA" if receiver is None else account.open_words(receiver.wanted, receiver.missing)
+    sent = record.sends[-1] if record.sends else None
+    receivers = record.room.ledger.receivers
+    absent = [i for i, receiver in enumerate(receivers) if receiver is None]
+    behind = [one for one in receivers if one is not None and account.owes(one.missing)] or list(receivers)
+    first = behind[0]
+    if absent or first is None:
+        what = (
+            "a METADATA" if len(receivers) == 1 else f"the METADATA of {len(absent)} of {len(receivers)} decode ranks"
+        )
+    else:
+        what = account.open_words(first.wanted, first.missing)
     pages = 0 if sent is None else sent.first_page + len(sent.pages)
     handed = "everything" if sent is not None and sent.declaration.pages is not None else f"{pages} pages"
     return account.overdue(

@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..protocol.identity import agent_name
+from ..protocol.layout import Instance
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration, format_address, parse_address
 from .core import EngineCore, Ports
-from .host import Assembly
+from .host import Assembly, Place
 from .security import Security, load_security
 from .settings import EngineSettings
 from .thread import EngineThread
@@ -32,11 +33,15 @@ def assemble(
     advertise: str | None = None,
     registry: str | None = None,
     security: Security | None = None,
+    place: Place | None = None,
+    instance: Instance | None = None,
+    rank: int = 0,
 ) -> Assembly:
     """The parts of an engine. listen: where prefill takes connections; registry: where it registers (None: its own).
 
-    security: who is let in; None: as the environment says. Raises TransportError, OSError, InvalidArgument; nothing is
-    left behind then.
+    place: of a prefill rank. instance, rank: the ranks of a decode instance, and which of them this is. security: who
+    is let in; None: as the environment says. Raises TransportError, OSError, InvalidArgument; nothing is left behind
+    then.
     """
     from ..transport.nixl import NixlTransport
     from ..transport.registry import HttpRegistry
@@ -57,17 +62,20 @@ def assemble(
         finder = HttpRegistry(channel.wake, token=security.token)
         undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
         address = bootstrap = ""
-        if listen is not None:
+        if listen is not None and place is not None:
             host, port = parse_address(channel.address)
             address = format_address(advertise or host, port)
             bootstrap = _serve_registry(listen[0], security.token, undo) if registry is None else registry
-            finder.announce(bootstrap, _registration(name, memory, settings, address, incarnation))
+            finder.announce(bootstrap, _registration(name, place, settings, address, incarnation))
     except BaseException:
         _release(undo)
         raise
+    if place is not None:
+        instance = Instance((place.member,), incarnation)
     ports = Ports(
         name=name, incarnation=incarnation, layout=memory.layout, regions=memory.regions, settings=settings,
         transport=transport, channel=channel, registry=finder, clock=SystemClock(), ids=ids,
+        instance=instance, rank=rank,
     )  # fmt: skip
     runner, release = partial(_thread, channel), lambda: _release(undo)
     return Assembly(ports, source, runner, release, address, bootstrap, channel.counters, channel.abandon)
@@ -96,15 +104,18 @@ def _serve_registry(host: str, token: str | None, undo: list[Callable[[], None]]
     return server.start()
 
 
-def _registration(name: str, memory: Memory, settings: EngineSettings, address: str, incarnation: int) -> Registration:
+def _registration(name: str, place: Place, settings: EngineSettings, address: str, incarnation: int) -> Registration:
+    layout = place.member.layout
     return Registration(
         instance=name,
-        rank=0,
+        rank=place.rank,
         address=address,
         incarnation=incarnation,
-        page_size=memory.layout.page_size,
-        layout_digest=memory.layout.digest.hex(),
+        page_size=layout.page_size,
+        layout_digest=layout.digest.hex(),
         ttl_s=settings.registry_ttl_s,
+        ranks=place.ranks,
+        member=place.member,
     )
 
 

@@ -15,6 +15,8 @@ from ..protocol.layout import Layout, Regions
 from ..protocol.manifest import Declaration, Indices, Manifest, check_manifest, counts_of
 from ..protocol.notify import PartKind
 from ..protocol.plan import DescriptorTable, Piece, Transfer, pieces
+from ..protocol.shaped import PairTable
+from ..protocol.shares import Covers
 
 _NONE: Indices = np.empty(0, dtype=np.int32)
 
@@ -55,26 +57,64 @@ class Wanted(NamedTuple):
     aux_index: int
     state: tuple[Indices, ...]
     digest: bool = False
+    pages_from: int | None = None
 
 
-def wanted_of(layout: Layout, ours: Regions, regions: Regions, body: wire.Metadata) -> Wanted:
-    """What a METADATA asks for, checked against the layout and the regions of its sender. Raises WireError."""
+class Shared(NamedTuple):
+    """Two ranks whose layouts differ: decode's layout, and what the pair is for."""
+
+    layout: Layout
+    covers: Covers
+
+
+def wanted_of(
+    layout: Layout, ours: Regions, regions: Regions, body: wire.Metadata, shared: Shared | None = None
+) -> Wanted:
+    """What a METADATA asks for, checked against the layout and the regions of its sender. Raises WireError.
+
+    shared: None where the layouts are equal and each rank is alone. Where page sizes differ, `pages_from` is decode's
+    position of the first page.
+    """
     manifest = body.manifest
+    theirs = layout if shared is None else shared.layout
     if body.direction != "write":
         raise WireError("metadata.direction", f"{body.direction!r} is not supported; only 'write' is")
-    check_manifest(layout, manifest)
-    pages = wire.unpack_indices("metadata.pages", body.pages, size(manifest.kv), regions.pages)
+    check_manifest(layout, manifest, None if shared is None else shared.covers)
+    equal = theirs.page_size == layout.page_size
+    count = size(manifest.kv) if equal else _pages_needed(layout, theirs, body)
+    pages = wire.unpack_indices("metadata.pages", body.pages, count, regions.pages)
     if bool(manifest.aux) != (body.aux_index >= 0) or body.aux_index >= max(regions.aux_slots, 1):
         raise WireError("metadata.aux_index", f"{body.aux_index} does not fit {regions.aux_slots} slots")
     if len(body.state) != len(manifest.state):
         raise WireError("metadata.state", f"{len(body.state)} components, the manifest has {len(manifest.state)}")
     state: list[Indices] = []
     for (name, count), packed in zip(manifest.state, body.state, strict=True):
-        items = regions.component_items(layout.component_names.index(name))
+        items = regions.component_items(theirs.component_names.index(name))
         state.append(wire.unpack_indices(f"metadata.state.{name}", packed, count, items))
+    if body.digest and shared is not None:
+        raise WireError("metadata.digest", "digests are taken of whole items, and these ranks share parts of items")
     if body.digest and not (regions.on_host and ours.on_host):
         raise WireError("metadata.digest", "digests are taken by the CPU, and a buffer is not in the host's memory")
-    return Wanted(manifest, pages, body.aux_index, tuple(state), body.digest)
+    return Wanted(manifest, pages, body.aux_index, tuple(state), body.digest, None if equal else body.first_page)
+
+
+def _pages_needed(ours: Layout, theirs: Layout, body: wire.Metadata) -> int:
+    """How many pages of decode's size, from `first_page` on, a METADATA must name. Raises WireError.
+
+    The first and the last of our pages may hold tokens that decode has already, or has no page for; none may be all so.
+    """
+    manifest = body.manifest
+    if not manifest.kv:
+        return 0
+    (low, _), (_, high) = manifest.kv[0], manifest.kv[-1]
+    first, count = body.first_page, len(body.pages) // 4
+    a, b = ours.page_size, theirs.page_size
+    begins, ends = first * b, (first + count) * b
+    if not (low * a <= begins < (low + 1) * a or (begins <= low * a < begins + b)):
+        raise WireError("metadata.first_page", f"{first} of {b} tokens is not where position {low} of {a} tokens is")
+    if not (high - 1) * a < ends < high * a + b:
+        raise WireError("metadata.pages", f"{count} pages of {b} tokens for positions {low} to {high} of {a} tokens")
+    return count
 
 
 def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
@@ -85,7 +125,11 @@ def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
         low, high = max(start, first), min(end, stop)
         if low < high:
             target = wanted.pages[offset + low - start : offset + high - start]
-            result.append(Transfer(PartKind.KV, 0, 0, low, send.pages[low - first : high - first], target))
+            items = send.pages[low - first : high - first]
+            if wanted.pages_from is None:
+                result.append(Transfer(PartKind.KV, 0, 0, low, items, target))
+            else:
+                result.append(Transfer(PartKind.KV, 0, 0, low, items, wanted.pages, wanted.pages_from))
         offset += end - start
     for component, (name, count) in enumerate(wanted.manifest.state):
         in_layout = layout.component_names.index(name)
@@ -100,20 +144,40 @@ def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
     return result
 
 
-def too_much(names: tuple[str, ...], send: Send, wanted: Manifest) -> tuple[tuple[str, int], ...] | None:
-    """The counts of state if one is larger than wanted; those that are not yet are left as wanted."""
+def too_much(
+    names: tuple[str, ...], send: Send, wanted: Manifest, covers: Covers | None = None
+) -> tuple[tuple[str, int], ...] | None:
+    """The counts of state if one is larger than wanted; those that are not yet are left as wanted.
+
+    covers: what the pair of ranks is for; what else is sent is not looked at.
+    """
     expected = dict(wanted.state)
-    sent = {name: at + len(some) for name, (at, some) in zip(names, send.state, strict=False)}
+    sent = {
+        name: at + len(some)
+        for name, (at, some) in zip(names, send.state, strict=False)
+        if covers is None or name in covers.state
+    }
     if all(sent[name] <= expected.get(name, 0) for name in sent):
         return None
-    return counts_of(names, tuple(max(sent[name], expected.get(name, 0)) for name in names))
+    return counts_of(names, tuple(max(sent.get(name, 0), expected.get(name, 0)) for name in names))
 
 
 class Outbox:
-    """The pieces that one grant still has to post, made one at a time as they are posted."""
+    """The pieces that one grant still has to post, made one at a time as they are posted.
 
-    def __init__(self, layout: Layout, source: DescriptorTable, destination: DescriptorTable, limit: int) -> None:
+    pairs: how parts of items are exchanged, where the layouts differ.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        source: DescriptorTable,
+        destination: DescriptorTable,
+        limit: int,
+        pairs: PairTable | None = None,
+    ) -> None:
         self._layout = layout
+        self._pairs = pairs
         self._source = source
         self._destination = destination
         self._limit = limit
@@ -132,7 +196,12 @@ class Outbox:
                 if not self._sends:
                     return None
                 todo = transfers(self._layout, wanted, self._sends.popleft())
-                self._pieces = pieces(self._source, self._destination, todo, self._limit)
+                if self._pairs is None:
+                    self._pieces = pieces(self._source, self._destination, todo, self._limit)
+                else:
+                    names = self._layout.component_names
+                    named = [(one, names[one.layout_component] if one.kind is PartKind.STATE else "") for one in todo]
+                    self._pieces = self._pairs.pieces(named, self._limit)
             self._next = next(self._pieces, None)
             if self._next is None:
                 self._pieces = None

@@ -55,7 +55,7 @@ ENGINE = (
     Mutant(
         "strangers-may-supersede",
         "whoever asks for a room last gets it",
-        Text("engine.prefill_grants:PrefillGrants._place", "if bound.peer is not writer.peer:", "if False:"),
+        Text("engine.prefill_grants:PrefillGrants._place", "if stranger is not None:", "if False:"),
         ("S5",),
         only=True,
     ),

@@ -93,7 +93,9 @@ FRESH = (
         "claims-by-the-manifest",
         "indices are claimed in the order of the components that are owed, not of those that there are",
         Text(
-            "engine.decode:DecodeEngine.open", "(destination_pages, slot, indices)", "(destination_pages, slot, owed)"
+            "engine.decode:DecodeEngine.open",
+            "(destination_pages, slot, indices)",
+            "(destination_pages, slot, tuple(some for some in indices if len(some)))",
         ),
         ("S3",),
     ),
@@ -102,7 +104,7 @@ FRESH = (
         "the indices of a METADATA are compared with the size of the component at their place in the manifest",
         Text(
             "engine.sends:wanted_of",
-            "regions.component_items(layout.component_names.index(name))",
+            "regions.component_items(theirs.component_names.index(name))",
             "regions.component_items(len(state))",
         ),
         ("S5",),
@@ -112,7 +114,7 @@ FRESH = (
         "each-name-its-own-connection",
         "an engine that is found under a second name is dialled a second time",
         Text(
-            "engine.decode_links:DecodeLinks._found",
+            "engine.decode_links:DecodeLinks._reach",
             "if other.connection is not None and not other.dropped and reaches == link.sought:",
             "if False:",
         ),
