@@ -75,6 +75,7 @@ FRESH = (
         ),
         ("L2",),
         only=True,
+        also=("simulate",),
     ),
     Mutant(
         "released-hold-stays-with-its-link",
