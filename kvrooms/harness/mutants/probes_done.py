@@ -7,8 +7,10 @@ from typing import Any
 
 from ...engine.settings import EngineSettings
 from ...protocol.errors import InvalidArgument
+from ...protocol.notify import Part, PartKind
 from ...protocol.status import Status
 from ...transport.ports import CloseCause
+from .hand import HandPrefill
 from .probe import Play, probe
 from .stage import Aside, Broken, Room, Shape, Stage
 
@@ -89,6 +91,26 @@ def done_means_landed_of_many_pages(play: Play) -> None:
             stage.send(sender, sources, last=True)
             stage.finish(receiver)
             stage.look()
+
+
+@probe("S1", seeds=1)
+def done_means_that_each_position_was_reported(play: Play) -> None:
+    """Pages one by one, state and aux, in every order: before the last of them is reported the room is not DONE."""
+    parts = (*(Part(PartKind.KV, 0, page, 1) for page in range(3)), Part(PartKind.STATE, 0, 0, 1))
+    parts = (*parts, Part(PartKind.AUX, 0, 0, 1))
+    for order in itertools.permutations(parts):
+        stage = play.scene(Shape(indexed=1))
+        hand = HandPrefill(stage)
+        receiver = stage.receive(instance=hand.name, state_indices=[[1]])
+        hand.welcome()
+        for part in order[:-1]:
+            hand.notify(part)
+        if receiver.poll() is Status.DONE:
+            kind, _, first, _ = order[-1]
+            raise Broken(f"{receiver!r} is DONE, and nobody has reported {kind.name} position {first}")
+        hand.notify(order[-1])
+        if receiver.poll() is not Status.DONE:
+            raise Aside
 
 
 @probe("S1", seeds=1)

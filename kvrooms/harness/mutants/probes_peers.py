@@ -117,17 +117,20 @@ def the_next_life_waits_for_the_last_to_be_closed(play: Play) -> None:
         raise Broken(f"the room's last life has answered for the next: {second.failure}")
 
 
-@probe("S4", seeds=1)
+@probe("S4", seeds=3)
 def a_room_aborted_before_it_was_asked_for_is_not_asked_for(play: Play) -> None:
-    """Aborted before the connection is up: no METADATA of it is ever sent."""
-    stage = play.scene()
-    receiver = stage.receive()
-    stage.abort(receiver)
-    receiver.close()
-    stage.settle()
-    waiting = stage.prefills[0].engine.tables()["parked"]
-    if waiting:
-        raise Broken(f"{waiting} grants wait on prefill, and no room is open on decode")
+    """Aborted before the connection is up, as early as that may be: no METADATA of it is ever sent."""
+    for moment in range(12):
+        stage = play.scene(seed=moment)
+        receiver = stage.receive()
+        for _ in range(moment):
+            stage.world.step()
+        stage.abort(receiver)
+        receiver.close()
+        stage.settle()
+        waiting = stage.prefills[0].engine.tables()["parked"]
+        if waiting:
+            raise Broken(f"{waiting} grants wait on prefill, and no room is open on decode", steps=moment)
 
 
 # -- S5: peers are not believed ----------------------------------------------------------------------------------------
