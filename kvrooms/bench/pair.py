@@ -10,29 +10,49 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any
 
+from ..engine.ending import Ending
+from ..engine.host import Drained
 from .figures import Run
 from .shapes import Shape
 
+DRAIN = "drain"
+"""A call that is no method: see the rooms through that are open, say what became of them, and end."""
 START_LIMIT_S = 120.0
 RUN_LIMIT_S = 120.0
 _GRACE_S = 5.0
 _REST_S = 0.2
+_LOOK_S = 0.1
+_DRAIN_LIMIT_S = 10.0
 
 
 class BenchError(Exception):
     """A child failed or did not answer; the text says which, and how."""
 
 
+class Interrupted(BenchError):
+    """A signal asked the benchmark to end. drained: what became of the rooms that were open, by engine."""
+
+    def __init__(self, drained: dict[str, Drained] | None = None) -> None:
+        super().__init__("interrupted")
+        self.drained = drained or {}
+
+
 class _Child:
-    """One child process."""
+    """One child process. drained: what became of its rooms, once it was told to end and has said so."""
 
     def __init__(self, role: str) -> None:
         self.role = role
+        self.drained: dict[str, Drained] = {}
         ours, theirs = Pipe()
         with theirs:
             # -P: in a checkout, the working directory's folder kvrooms is not the whole package.
             command = [sys.executable, "-P", "-m", "kvrooms.bench.worker", role, str(theirs.fileno())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
         self.pipe: Connection[Any, Any] = ours
 
     def ask(self, method: str, *arguments: Any) -> None:
@@ -46,6 +66,9 @@ class _Child:
         """The answer, once there is one to read."""
         try:
             good, value = self.pipe.recv()
+            if good is None:
+                self.drained = value
+                good, value = self.pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
         if not good:
@@ -54,8 +77,27 @@ class _Child:
 
     def _gone(self) -> BenchError:
         """What to say of a process that has closed its end of the pipe."""
+        self.rest(time.monotonic())
         self.end()
         return BenchError(f"the {self.role} process has ended with status {self.process.returncode}")
+
+    def tell(self, method: str) -> None:
+        """Call a method that is not answered; nothing happens if the child is gone."""
+        try:
+            self.pipe.send((method, ()))
+        except OSError:
+            pass
+
+    def rest(self, end: float) -> dict[str, Drained]:
+        """Hear it out until it has ended, or until `end`, in monotonic seconds: what became of its rooms."""
+        try:
+            while self.pipe.poll(max(0.0, end - time.monotonic())):
+                good, value = self.pipe.recv()
+                if good is None:
+                    self.drained = value
+        except (EOFError, OSError):
+            pass
+        return self.drained
 
     def end(self) -> None:
         """End the process, gently if it goes by itself."""
@@ -67,13 +109,21 @@ class _Child:
             self.process.wait()
 
 
-def gather(children: Sequence[_Child], limit_s: float) -> list[Any]:
-    """An answer of each child, in order. Raises BenchError for the first that fails, and after `limit_s`."""
+def gather(children: Sequence[_Child], limit_s: float, ending: Ending | None = None) -> list[Any]:
+    """An answer of each child, in order. Raises BenchError for the first that fails, and after `limit_s`.
+
+    Raises Interrupted once `ending` was asked.
+    """
     end = time.monotonic() + limit_s
     answers: dict[str, Any] = {}
     while len(answers) < len(children):
+        if ending is not None and ending.asked is not None:
+            raise Interrupted
         missing = [child for child in children if child.role not in answers]
-        ready = wait([child.pipe for child in missing], max(0.0, end - time.monotonic()))
+        left = end - time.monotonic()
+        ready = wait([child.pipe for child in missing], max(0.0, min(left, _LOOK_S)))
+        if not ready and left > _LOOK_S:
+            continue
         if not ready:
             raise BenchError(f"no answer within {limit_s:g} s from {' and '.join(child.role for child in missing)}")
         for child in missing:
@@ -83,52 +133,88 @@ def gather(children: Sequence[_Child], limit_s: float) -> list[Any]:
 
 
 class Pair:
-    """A prefill and a decode process with a pool of `shape` each, engines connected; with the floor where wanted."""
+    """A prefill and a decode process with a pool of `shape` each, engines connected; with the floor where wanted.
 
-    def __init__(self, shape: Shape, *, floor: bool) -> None:
+    ending: once that was asked, whatever is asked of the pair raises Interrupted, and leaving the pair drains it.
+    """
+
+    def __init__(self, shape: Shape, *, floor: bool, ending: Ending | None = None) -> None:
         self.shape = shape
         self._with_floor = floor
         self._rooms = 0
+        self._ending = ending or Ending()
+        self._children: list[_Child] = []
 
     def __enter__(self) -> Pair:
-        self.prefill = _Child("prefill")
-        self.decode = _Child("decode")
+        self._ending.at_once.append(self.kill)
         try:
+            self.prefill = self._child("prefill")
+            self.decode = self._child("decode")
             self._connect()
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            self._leave(error)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._leave(error)
+
+    def _child(self, role: str) -> _Child:
+        child = _Child(role)
+        self._children.append(child)
+        return child
+
+    def kill(self) -> None:
+        """Kill both processes. Does not wait; safe in a signal handler."""
+        for child in self._children:
+            child.process.kill()
+
+    def _leave(self, error: BaseException | None) -> None:
         try:
             if error is None:
                 self.both("close", limit_s=START_LIMIT_S)
+            elif isinstance(error, BenchError):
+                raise error
+        except BenchError:
+            if self._ending.asked is None:
+                raise
+            # Whoever told us may have told the children as well: their end is no failure then.
+            raise Interrupted(self._drain()) from None
         finally:
-            self._end()
+            for child in self._children:
+                child.end()
+            self._ending.at_once.remove(self.kill)
 
-    def _end(self) -> None:
-        for child in (self.prefill, self.decode):
-            child.end()
+    def _drain(self) -> dict[str, Drained]:
+        """Let the rooms that are open end, and hear what became of them."""
+        end, found = time.monotonic() + _DRAIN_LIMIT_S, {}
+        for child in self._children:
+            child.tell(DRAIN)
+        for child in self._children:
+            found.update(child.rest(end))
+        return found
 
     def _connect(self) -> None:
         self.prefill.ask("start", self.shape)
-        (bootstrap,) = gather([self.prefill], START_LIMIT_S)
+        (bootstrap,) = self._gather([self.prefill], START_LIMIT_S)
         self.decode.ask("start", self.shape, bootstrap)
-        gather([self.decode], START_LIMIT_S)
+        self._gather([self.decode], START_LIMIT_S)
         if self._with_floor:
             of_prefill, of_decode = self.both("start_floor", limit_s=START_LIMIT_S)
             self.prefill.ask("floor.connect", *of_decode)
             self.decode.ask("floor.connect", *of_prefill)
-            gather([self.prefill, self.decode], START_LIMIT_S)
+            self._gather([self.prefill, self.decode], START_LIMIT_S)
 
     def both(self, method: str, *arguments: Any, limit_s: float = RUN_LIMIT_S) -> tuple[Any, Any]:
         """Ask both the same thing, at the same time. Returns prefill's answer and decode's."""
         children = (self.prefill, self.decode)
         for child in children:
             child.ask(method, *arguments)
-        of_prefill, of_decode = gather(children, limit_s)
+        of_prefill, of_decode = self._gather(children, limit_s)
         return of_prefill, of_decode
+
+    def _gather(self, children: Sequence[_Child], limit_s: float) -> list[Any]:
+        return gather(children, limit_s, self._ending)
 
     def pids(self) -> tuple[int, int]:
         """The process ids of both."""
@@ -139,7 +225,7 @@ class Pair:
         time.sleep(_REST_S)
         self.prefill.ask("floor.serve", RUN_LIMIT_S)
         self.decode.ask("floor_run", rooms, in_flight, RUN_LIMIT_S)
-        _, run = gather([self.prefill, self.decode], 2 * RUN_LIMIT_S)
+        _, run = self._gather([self.prefill, self.decode], 2 * RUN_LIMIT_S)
         assert isinstance(run, Run)
         return run
 
@@ -147,10 +233,10 @@ class Pair:
         """One run of the engines: what decode measured, and the processor seconds of prefill."""
         first = self._number(rooms)
         self.prefill.ask("engines.offer", first, rooms)
-        gather([self.prefill], RUN_LIMIT_S)
+        self._gather([self.prefill], RUN_LIMIT_S)
         self.prefill.ask("engines.carry", RUN_LIMIT_S)
         self.decode.ask("run", first, rooms, in_flight, RUN_LIMIT_S)
-        cpu_s, run = gather([self.prefill, self.decode], 2 * RUN_LIMIT_S)
+        cpu_s, run = self._gather([self.prefill, self.decode], 2 * RUN_LIMIT_S)
         assert isinstance(run, Run)
         return run, float(cpu_s)
 
@@ -158,9 +244,9 @@ class Pair:
         """Per cent of a core that the busier side uses while `rooms` rooms wait. They all arrive afterwards."""
         first = self._number(rooms)
         self.prefill.ask("engines.hold", first, rooms)
-        gather([self.prefill], RUN_LIMIT_S)
+        self._gather([self.prefill], RUN_LIMIT_S)
         self.decode.ask("engines.hold", first, rooms, RUN_LIMIT_S)
-        gather([self.decode], 2 * RUN_LIMIT_S)
+        self._gather([self.decode], 2 * RUN_LIMIT_S)
         used = self.both("engines.idle", seconds, limit_s=seconds + RUN_LIMIT_S)
         self.both("engines.let_go", RUN_LIMIT_S, limit_s=2 * RUN_LIMIT_S)
         return float(max(used))

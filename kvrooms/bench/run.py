@@ -10,13 +10,16 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from ..engine.draining import words
+from ..engine.ending import CutOff, Ending, status_of
 from .figures import result
 from .load import Others
-from .pair import BenchError, Pair
+from .pair import BenchError, Interrupted, Pair
 from .report import Progress, show
 from .shapes import IN_FLIGHT, SMALL, Shape, shapes
 
@@ -51,32 +54,50 @@ class BenchOptions:
 
 
 def main(options: BenchOptions) -> int:
-    """Measure and print. Returns the exit status: 1 when a child process failed. Raises InvalidArgument."""
+    """Measure and print. Raises InvalidArgument.
+
+    Returns the exit status: 1 when a child process failed, `status_of` a signal that cut it short (`engine.ending`).
+    """
     chosen = shapes(options.rooms)
     if options.quick:
         chosen = tuple(replace(shape, rooms=max(5, shape.rooms // _QUICK_SHARE)) for shape in chosen)
     runs = min(options.runs, _QUICK_RUNS) if options.quick else options.runs
     steps = len(chosen) * len(IN_FLIGHT) * runs * 2 + 3
-    try:
-        with Progress(sys.stderr, steps, plain=options.json) as progress:
-            measured: dict[str, Any] = {"results": []}
-            for shape in chosen:
-                measured["results"] += _rooms(shape, runs, progress)
-            measured.update(_rest(progress, quick=options.quick))
-    except BenchError as error:
-        print(f"kvrooms bench: {error}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(measured), flush=True)
-    else:
-        show(measured, runs)
+    measured: dict[str, Any] = {"results": []}
+    with Ending() as ending:
+        try:
+            with Progress(sys.stderr, steps, plain=options.json) as progress:
+                for shape in chosen:
+                    for row in _rooms(shape, runs, progress, ending):
+                        measured["results"].append(row)
+                measured.update(_rest(progress, ending, quick=options.quick))
+        except (BenchError, CutOff) as error:
+            return _ended_early(measured, ending, error, json_wanted=options.json)
+        if options.json:
+            print(json.dumps(measured), flush=True)
+        else:
+            show(measured, runs)
     return 0
 
 
-def _rooms(shape: Shape, runs: int, progress: Progress) -> list[dict[str, Any]]:
-    """The results of one size."""
-    results = []
-    with Pair(shape, floor=True) as pair:
+def _ended_early(measured: dict[str, Any], ending: Ending, error: BaseException, *, json_wanted: bool) -> int:
+    """Say why, what became of the rooms that were open, and, where it was a signal, what was measured before it."""
+    if ending.asked is None:
+        print(f"kvrooms bench: {error}", file=sys.stderr)
+        return 1
+    sign = error.sign if isinstance(error, CutOff) else ending.asked
+    drained = error.drained if isinstance(error, Interrupted) else {}
+    print(f"kvrooms bench: interrupted by {sign.name}", *words(drained), sep="\n", file=sys.stderr)
+    if json_wanted:
+        measured["interrupted"] = sign.name
+        measured["drained"] = {name: one._asdict() for name, one in drained.items()}
+        print(json.dumps(measured), flush=True)
+    return status_of(sign)
+
+
+def _rooms(shape: Shape, runs: int, progress: Progress, ending: Ending) -> Iterator[dict[str, Any]]:
+    """The results of one size, as they are known."""
+    with Pair(shape, floor=True, ending=ending) as pair:
         for in_flight in IN_FLIGHT:
             what = f"{shape.name}, {in_flight} in flight"
             rooms = _rooms_per_run(pair, in_flight)
@@ -87,9 +108,9 @@ def _rooms(shape: Shape, runs: int, progress: Progress) -> list[dict[str, Any]]:
                 floors.append(pair.floor_run(rooms, in_flight))
                 progress.step(f"{what}: kvrooms, run {number} of {runs}")
                 engines.append(pair.run(rooms, in_flight))
-            results.append(result(shape, in_flight, engines, floors))
-            progress.say(_line(what, results[-1], others.cores()))
-    return results
+            row = result(shape, in_flight, engines, floors)
+            progress.say(_line(what, row, others.cores()))
+            yield row
 
 
 def _rooms_per_run(pair: Pair, in_flight: int) -> int:
@@ -107,15 +128,15 @@ def _line(what: str, row: dict[str, Any], others: float) -> str:
     return f"{line}; other processes used {others:.1f} cores: do not quote" if others > _BUSY else line
 
 
-def _rest(progress: Progress, *, quick: bool) -> dict[str, Any]:
+def _rest(progress: Progress, ending: Ending, *, quick: bool) -> dict[str, Any]:
     """What does not depend on the size of rooms."""
-    with Pair(SMALL, floor=False) as pair:
+    with Pair(SMALL, floor=False, ending=ending) as pair:
         progress.step("5,000 rooms one after another")
         memory = _memory(pair, in_flight=16 if quick else 1)
         progress.step(f"{_IDLE_ROOMS} rooms that wait")
         idle = pair.idle(_IDLE_ROOMS, _QUICK_IDLE_S if quick else _IDLE_S)
     progress.step("importing kvrooms")
-    imported = _import_s(_QUICK_IMPORTS if quick else _IMPORTS)
+    imported = _import_s(_QUICK_IMPORTS if quick else _IMPORTS, ending)
     return {"idle_cpu_percent": round(idle, 3), "import_s": round(imported, 4), "memory": memory}
 
 
@@ -141,10 +162,12 @@ def _quiet_tables(pair: Pair, wanted: object) -> object:
     return seen
 
 
-def _import_s(times: int) -> float:
+def _import_s(times: int, ending: Ending) -> float:
     """Seconds that `import kvrooms` adds to the start of an interpreter."""
     with_it, without = [], []
     for _ in range(times):
+        if ending.asked is not None:
+            raise Interrupted
         without.append(_start_s("pass"))
         with_it.append(_start_s("import kvrooms"))
     return max(0.0, median(with_it) - median(without))

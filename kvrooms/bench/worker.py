@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import queue
-import signal
 import sys
 import threading
 import traceback
@@ -21,12 +20,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ..engine.draining import Drainer
 from .engines import EngineDecode, EnginePrefill
 from .figures import Run
 from .floor import FloorDecode, FloorPrefill
+from .pair import DRAIN
 from .shapes import AUX_SLOTS, Pool, Shape
 
 PARENT_GONE = 3
+_DRAIN_S = 3.0  # prefill keeps rooms open ahead that decode asks for no more
 Engines = TypeVar("Engines", EnginePrefill, EngineDecode)
 Floor = TypeVar("Floor", FloorPrefill, FloorDecode)
 
@@ -98,30 +100,47 @@ class DecodeSide(_Side[EngineDecode, FloorDecode]):
             raise RuntimeError(f"room {room} is DONE, but its memory is not what prefill sent")
 
 
-def _listen(pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
+def _listen(
+    pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]], drainer: Drainer
+) -> None:
     try:
         while True:
-            calls.put(pipe.recv())
+            call = pipe.recv()
+            if call[0] == DRAIN:
+                drainer.ask()
+            else:
+                calls.put(call)
     except (EOFError, OSError):
         os._exit(PARENT_GONE)
 
 
 def main(role: str, descriptor: int) -> None:
-    """Answer calls (method, arguments) with (True, result) or (False, traceback), until the call `close`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
+    """Answer calls (method, arguments) with (True, result) or (False, traceback), until the call `close`.
+
+    Told to end, by a signal or the call `drain`, it drains its engine (`Drainer`) and sends (None, report).
+    """
     logging.basicConfig(level=logging.WARNING, format=f"{role}: %(message)s")  # what an engine complains of is seen
     pipe: Connection[Any, Any] = Connection(descriptor)
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, calls), name="bench-parent", daemon=True).start()
+    speaking = threading.Lock()
+
+    def say(what: tuple[bool | None, Any]) -> None:
+        with speaking:
+            pipe.send(what)
+
+    drainer = Drainer(lambda found: say((None, found)), _DRAIN_S)
+    threading.Thread(target=_listen, args=(pipe, calls, drainer), name="bench-parent", daemon=True).start()
     side = PrefillSide() if role == "prefill" else DecodeSide()
     method = ""
     while method != "close":
         method, arguments = calls.get()
         try:
-            pipe.send((True, attrgetter(method)(side)(*arguments)))
+            say((True, attrgetter(method)(side)(*arguments)))
         except Exception:  # noqa: BLE001 - whatever it is, the parent shows it and ends the benchmark
-            pipe.send((False, traceback.format_exc()))
+            drainer.finish()
+            say((False, traceback.format_exc()))
             return
+    drainer.finish()
 
 
 if __name__ == "__main__":

@@ -161,9 +161,6 @@ class Demo:
     def _drain(self, sign: signal.Signals, heard: Line | Exit | None) -> NoReturn:
         """Let open rooms end within the limit that engines have, and hear what became of them. Raises Interrupted."""
         limit_s = load_settings().drain_timeout_s
-        self._view.note(
-            f"{sign.name}: no new rooms; open ones may end within {limit_s:g} s, a second signal ends at once"
-        )
         for name in _WITH_ENGINES:
             self._children.drain(name)
         ends = time.monotonic() + limit_s + _DRAIN_GRACE_S

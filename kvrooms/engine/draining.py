@@ -6,7 +6,6 @@ Whatever the process is busy with goes on meanwhile, so that rooms that need its
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import signal
 import sys
@@ -22,13 +21,13 @@ log = logging.getLogger("kvrooms.engine")
 _SHOWN = 8
 
 
-def drain_all(some: Iterable[Engine]) -> dict[str, Drained]:
-    """Drain engines beside each other, each within its `drain_timeout_s`; what is closed meanwhile is left out."""
+def drain_all(some: Iterable[Engine], limit_s: float | None = None) -> dict[str, Drained]:
+    """Drain engines beside each other, each within `limit_s` or its own setting; leave out those closed meanwhile."""
     found: dict[str, Drained] = {}
 
     def drain(engine: Engine) -> None:
         try:
-            found[engine.name] = engine.drain()
+            found[engine.name] = engine.drain(limit_s)
         except EngineClosed:
             pass
 
@@ -57,12 +56,13 @@ def words(found: Mapping[str, Drained]) -> list[str]:
 class Drainer:
     """Makes this process drain its engines, report, close them and end: 0 if its parent asked, else `status_of`.
 
-    report: called on the drainer's thread with what became of each engine's rooms; without it, lines on standard error.
-    A second signal ends the process at once. Made in the main thread, once a process.
+    report: called on the drainer's thread with what became of each engine's rooms. limit_s: how long rooms may go on,
+    if not as the engines' settings say. A second signal ends the process at once. Made in the main thread.
     """
 
-    def __init__(self, report: Callable[[dict[str, Drained]], None] | None = None) -> None:
-        self._report = report or _on_standard_error
+    def __init__(self, report: Callable[[dict[str, Drained]], None], limit_s: float | None = None) -> None:
+        self._report = report
+        self._limit_s = limit_s
         self._told: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._signals = 0
         self.asked = False
@@ -95,7 +95,7 @@ class Drainer:
     def _run(self) -> NoReturn:
         status = self._told.get()
         try:
-            self._report(drain_all(engines()))
+            self._report(drain_all(engines(), self._limit_s))
             for engine in engines():
                 engine.close()
         except OSError:
@@ -106,8 +106,3 @@ class Drainer:
         finally:
             sys.stderr.flush()
             leave(status)
-
-
-def _on_standard_error(found: Mapping[str, Drained]) -> None:
-    for line in words(found):
-        os.write(2, f"{line}\n".encode())

@@ -37,10 +37,12 @@ class CutOff(KeyboardInterrupt):
 class Ending:
     """Listens for the signals while it is entered, in the main thread; elsewhere nothing is listened to.
 
-    A second signal calls what is in `at_once` and raises CutOff; a third ends the process where it stands.
+    The first signal is answered by a line on standard error, unless `quiet`. A second calls what is in `at_once` and
+    raises CutOff; a third ends the process where it stands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.at_once: list[Callable[[], None]] = []
         """To be called in the signal handler at the second signal: kill what would hold up those who clean up."""
         self._asked: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()  # its put may interrupt its own get
@@ -69,12 +71,22 @@ class Ending:
         if self._count == 1:
             self.asked = sign
             self._asked.put(sign)
+            if not self._quiet:
+                _say(f"{sign.name}: nothing new begins, what is open may end within limits; a second one ends at once")
         elif self._count == 2:
             for call in list(self.at_once):
                 call()
             raise CutOff(sign)
         else:
             leave(status_of(sign))
+
+
+def _say(words: str) -> None:
+    """A line on standard error, from within a signal handler: past whatever buffer that interrupted."""
+    try:
+        os.write(2, f"kvrooms: {words}\n".encode())
+    except OSError:
+        pass
 
 
 def leave(status: int) -> NoReturn:

@@ -153,10 +153,8 @@ class Engine:
     def drain(self, timeout: float | None = None) -> Drained:
         """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.
 
-        timeout: None for the setting `drain_timeout_s`.
-
         Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed.
-        Raises EngineClosed.
+        timeout: None for the setting `drain_timeout_s`. Raises EngineClosed.
         """
         self._check_open()
         timeout = self.settings.drain_timeout_s if timeout is None else timeout

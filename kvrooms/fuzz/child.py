@@ -10,15 +10,17 @@ import importlib
 import logging
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from ..engine.draining import Drainer
+from ..engine.host import Drained
 from ..engine.settings import ELSEWHERE
 from ..protocol.errors import KvroomsError
 
@@ -27,6 +29,9 @@ ROLES = {
     "decode": (".honest_decode", "HonestDecode"),
     "attacker": (".attacker", "Attacker"),
 }
+_DRAIN = "drain"
+_DRAIN_S = 5.0  # honest prefill keeps rooms open ahead that decode asks for no more
+_DRAIN_LIMIT_S = 15.0
 _GRACE_S = 5.0
 _PARENT_GONE = 3
 
@@ -40,13 +45,18 @@ class Child:
 
     def __init__(self, role: str) -> None:
         self.role = role
+        self._drained: dict[str, Drained] = {}
         ours, theirs = Pipe()
         with theirs:
             # -P: in a checkout, the working directory's folder kvrooms is not the whole package.
             command = [sys.executable, "-P", "-m", "kvrooms.fuzz.child", role, str(theirs.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}  # no secret
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         self._pipe: Connection[Any, Any] = ours
 
@@ -63,6 +73,9 @@ class Child:
             if not self._pipe.poll(limit_s):
                 raise ChildError(f"no answer within {limit_s:g} s from the {self.role} process")
             good, value = self._pipe.recv()
+            if good is None:  # it was told to end by somebody else
+                self._drained = value
+                good, value = self._pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
         if not good:
@@ -73,6 +86,21 @@ class Child:
         """Ask, and wait for the answer. Raises ChildError."""
         self.ask(method, *arguments)
         return self.answer(limit_s)
+
+    def drain(self) -> dict[str, Drained]:
+        """Have it let its open rooms end, and end itself: what became of them, by engine."""
+        end = time.monotonic() + _DRAIN_LIMIT_S
+        try:
+            self._pipe.send((_DRAIN, ()))
+        except OSError:
+            pass  # it is gone; it may have been told by somebody else, and have left a report
+        try:
+            while self._pipe.poll(max(0.0, end - time.monotonic())):
+                good, value = self._pipe.recv()
+                self._drained = value if good is None else self._drained
+        except (EOFError, OSError):
+            pass
+        return self._drained
 
     def cpu_s(self) -> float:
         """Processor seconds that it has used; 0 where the system does not tell."""
@@ -115,31 +143,44 @@ class Faults(logging.Handler):
 FAULTS = Faults()
 
 
-def _listen(pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
+def _listen(
+    pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]], drainer: Drainer
+) -> None:
     try:
         while True:
-            calls.put(pipe.recv())
+            call = pipe.recv()
+            if call[0] == _DRAIN:
+                drainer.ask()
+            else:
+                calls.put(call)
     except (EOFError, OSError):
         os._exit(_PARENT_GONE)
 
 
 def main(role: str, descriptor: int) -> None:
-    """Answer calls until `close`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
+    """Answer calls until `close`, or until it is told to end: then drain (`Drainer`), and send (None, report)."""
     logging.basicConfig(level=logging.CRITICAL)
     logging.getLogger().addHandler(FAULTS)
     module, name = ROLES[role]
     side: Any = getattr(importlib.import_module(module, __package__), name)()
     pipe: Connection[Any, Any] = Connection(descriptor)
     calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, calls), name="parent", daemon=True).start()
+    speaking = threading.Lock()
+
+    def say(what: tuple[bool | None, Any]) -> None:
+        with speaking:
+            pipe.send(what)
+
+    drainer = Drainer(lambda found: say((None, found)), _DRAIN_S)
+    threading.Thread(target=_listen, args=(pipe, calls, drainer), name="parent", daemon=True).start()
     method = ""
     while method != "close":
         method, arguments = calls.get()
         try:
-            pipe.send((True, getattr(side, method)(*arguments)))
+            say((True, getattr(side, method)(*arguments)))
         except Exception:  # noqa: BLE001 - whatever it is, the parent shows it
-            pipe.send((False, traceback.format_exc()))
+            say((False, traceback.format_exc()))
+    drainer.finish()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from .. import DecodeEngine, Status, wait_any
 from ..engine.decode import DecodeRoom
 from ..engine.settings import load_settings
-from ..protocol.errors import KvroomsError
+from ..protocol.errors import EngineClosed, KvroomsError
 from .child import FAULTS
 from .honest_prefill import LIMIT_S, TIMEOUTS, HonestSide
 from .pool import HONEST_PAGES, INSTANCE, LURE_PAGES, Numbers, Pool, slot, target_page
@@ -49,9 +49,13 @@ class HonestDecode(HonestSide):
         rooms: dict[DecodeRoom, int] = {}
         opened = 0
         while rooms or not self._stop.is_set():
-            while len(rooms) < IN_FLIGHT and not self._stop.is_set():
-                rooms[self._open(opened)] = opened
-                opened += 1
+            try:
+                while len(rooms) < IN_FLIGHT and not self._stop.is_set():
+                    rooms[self._open(opened)] = opened
+                    opened += 1
+            except EngineClosed:  # this process was told to end
+                self._stop.set()
+                continue
             try:
                 ended = wait_any(rooms, 2 * LIMIT_S)
             except TimeoutError:

@@ -10,6 +10,7 @@ from .. import PrefillEngine, Status
 from ..engine.host import Engine
 from ..engine.prefill import PrefillRoom
 from ..engine.settings import load_settings
+from ..protocol.errors import EngineClosed, RoomClosed
 from .child import FAULTS
 from .pool import INSTANCE, Numbers, Pool, slot, source_page
 
@@ -69,11 +70,14 @@ class HonestPrefill(HonestSide):
         rooms: deque[PrefillRoom] = deque()
         opened = 0
         while not self._stop.is_set():
-            while len(rooms) < WINDOW:
-                room = self.engine.open(self._numbers.following(), pages=1, aux_index=slot(opened))
-                room.send([source_page(opened)])
-                rooms.append(room)
-                opened += 1
+            try:
+                while len(rooms) < WINDOW:
+                    room = self.engine.open(self._numbers.following(), pages=1, aux_index=slot(opened))
+                    room.send([source_page(opened)])
+                    rooms.append(room)
+                    opened += 1
+            except (EngineClosed, RoomClosed):  # this process was told to end
+                return
             try:
                 rooms[0].wait(0.5)
             except TimeoutError:

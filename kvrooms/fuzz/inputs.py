@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import random
 import resource
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,11 +15,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..engine.ending import SIGNALS, Ending
 from ..protocol.errors import WireError
 from .decoders import BY_NAME, Decoder, draw
 from .mutate import mutated, noise
 
 PROCESSES = 2
+_PR_SET_PDEATHSIG = 1
 _BATCH = 10_000
 _NOISE = 0.05
 _VALID = 0.02
@@ -130,21 +134,39 @@ def replay(given: str) -> Tally:
     return tally
 
 
-def run(seed: int, first: int, count: int, say: Callable[[int], None], processes: int = PROCESSES) -> Tally:
-    """Inputs [first, first + count) in worker processes. `say` is told now and then how many are done."""
+def run(
+    seed: int,
+    first: int,
+    count: int,
+    say: Callable[[int], None],
+    processes: int = PROCESSES,
+    ending: Ending | None = None,
+) -> Tally:
+    """Inputs [first, first + count) in worker processes. `say` is told now and then how many are done.
+
+    Once `ending` was asked, nothing new begins: the tally says how many inputs there were.
+    """
+    ending = ending or Ending()
     tally = Tally()
     batches = ((at, min(_BATCH, first + count - at)) for at in range(first, first + count, _BATCH))
     context = multiprocessing.get_context("spawn")
+    ending.at_once.append(_kill_workers)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_bounded) as pool:
         running: dict[Future[Tally], tuple[int, int]] = {}
         for at, some in batches:
+            if ending.asked is not None:
+                break
             running[pool.submit(batch, seed, at, some)] = (at, some)
             if len(running) > 2 * processes:
                 _collect(tally, running)
                 say(tally.inputs)
         while running:
+            if ending.asked is not None:
+                for future in [future for future in running if future.cancel()]:
+                    del running[future]
             _collect(tally, running)
             say(tally.inputs)
+    ending.at_once.remove(_kill_workers)
     return tally
 
 
@@ -160,7 +182,16 @@ def _collect(tally: Tally, running: dict[Future[Tally], tuple[int, int]]) -> Non
             tally.found(Finding(at, "?", b"", words))
 
 
+def _kill_workers() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def _bounded() -> None:
+    """In a worker: little memory, no life without the parent, and no ears for signals, which are the parent's."""
+    for sign in SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..engine.ending import Ending
+from ..engine.host import Drained
 from ..protocol.errors import KvroomsError
 from ..protocol.registration import decode_record, parse_address
 from .child import Child, ChildError
@@ -48,6 +50,8 @@ class Siege:
     kinds: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     last: list[str] = field(default_factory=list)
+    drained: dict[str, Drained] = field(default_factory=dict)
+    """What became of the rooms that were open when a signal came, by engine."""
 
     @property
     def ok(self) -> bool:
@@ -70,19 +74,31 @@ def _rate(slices: list[tuple[int, float]]) -> float:
     return sum(rooms for rooms, _ in slices) / seconds if seconds else 0.0
 
 
-def run(seed: int, messages: int, say: Callable[[str], None]) -> Siege:
-    """Attack with so many messages. Raises ChildError when a process fails in a way that is no finding."""
+def run(seed: int, messages: int, say: Callable[[str], None], ending: Ending | None = None) -> Siege:
+    """Attack with so many messages. Once `ending` was asked, end early: honest rooms that are open are drained."""
+    ending = ending or Ending()
     siege = Siege()
     children: list[Child] = []
+
+    def kill() -> None:
+        for child in children:
+            child.process.kill()
+
+    ending.at_once.append(kill)
     try:
         say("starting prefill, decode and the attacker")
-        children += [Child("prefill"), Child("decode"), Child("attacker")]
-        _Run(siege, seed, messages, say, *children).run()
+        children.extend(map(Child, ("prefill", "decode", "attacker")))
+        _Run(siege, seed, messages, say, ending, *children).run()
     except ChildError as error:
-        siege.errors.append(str(error))
+        if ending.asked is None:
+            siege.errors.append(str(error))
     finally:
+        if ending.asked is not None:
+            for child in children[:2]:
+                siege.drained |= child.drain()
         for child in reversed(children):
             child.end()
+        ending.at_once.remove(kill)
     return siege
 
 
@@ -95,11 +111,13 @@ class _Run:
         seed: int,
         messages: int,
         say: Callable[[str], None],
+        ending: Ending,
         prefill: Child,
         decode: Child,
         attacker: Child,
     ) -> None:
         self.siege, self.seed, self.messages, self.say = siege, seed, messages, say
+        self.ending = ending
         self.prefill, self.decode, self.attacker = self._all = prefill, decode, attacker
         self._cpu_s = {child.role: [0.0, 0.0] for child in self._all}
 
@@ -119,6 +137,8 @@ class _Run:
         self.siege.kinds = self.attacker.call("kinds")
         self.siege.last = self.attacker.call("last")
         self._finish()
+        if self.ending.asked is not None:
+            return
         self.attacker.call("close")
         self.attacker.end()
         # It may have said goodbye and kept what is undrained: then only the orchestrator can give the memory back.
@@ -132,6 +152,8 @@ class _Run:
         count = max(_FEWEST_SLICES, round(self.messages / MESSAGES_PER_S / _SLICE_S))
         time.sleep(1.0)  # the first rooms warm both sides up
         for n in range(count):
+            if self.ending.asked is not None:
+                return
             first, last = self.messages * n // count, self.messages * (n + 1) // count
             seconds = (last - first) / MESSAGES_PER_S
             # Each goes first in turn, so that a machine that slows down does not count against one of the two.

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ..engine.draining import words
+from ..engine.ending import CutOff, Ending, status_of
 from ..protocol.errors import InvalidArgument
 from . import inputs, live
 
@@ -32,17 +34,44 @@ class FuzzOptions:
 
 
 def main(options: FuzzOptions) -> int:
-    """Run it and print. Returns the exit status: 1 when something was found. Raises InvalidArgument."""
+    """Run it and print. Raises InvalidArgument.
+
+    Returns the exit status: 1 when something was found, `status_of` a signal that cut it short (`engine.ending`).
+    """
     if options.replay is not None:
         return _replay(options.replay)
     began = time.monotonic()
-    result: dict[str, Any] = {"ok": True, "seed": options.seed}
-    tally = _inputs(options)
-    siege = live.run(options.seed, options.messages, _say) if options.messages else live.Siege()
-    _report(options, tally, siege)
+    tally, siege = inputs.Tally(), live.Siege()
+    with Ending() as ending:
+        sign = None
+        try:
+            tally = _inputs(options, ending)
+            if options.messages and ending.asked is None:
+                siege = live.run(options.seed, options.messages, _say, ending)
+            sign = ending.asked
+        except CutOff as error:
+            sign = error.sign
+        _report(options, tally, siege)
+        result = _result(options, tally, siege, time.monotonic() - began)
+        if sign is not None:
+            _say("\n".join([f"interrupted by {sign.name}", *words(siege.drained)]))
+            drained = {name: one._asdict() for name, one in siege.drained.items()}
+            result |= {"ok": False, "interrupted": sign.name, "drained": drained}
+        if options.json:
+            print(json.dumps(result), flush=True)
+        else:
+            _show(result)
+    if sign is not None:
+        return status_of(sign)
+    return 0 if result["ok"] else 1
+
+
+def _result(options: FuzzOptions, tally: inputs.Tally, siege: live.Siege, seconds: float) -> dict[str, Any]:
+    """The one JSON object."""
     ratio = siege.rate_attacked / siege.rate if siege.rate else 0.0
-    result |= {
+    return {
         "ok": not tally.untyped and (siege.ok or not options.messages),
+        "seed": options.seed,
         "inputs": tally.inputs,
         "untyped_errors": tally.untyped + siege.logged,
         "messages": siege.messages,
@@ -56,13 +85,8 @@ def main(options: FuzzOptions) -> int:
         "strikes": siege.kinds,
         "counters": siege.counters,
         "errors": siege.errors,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(seconds, 1),
     }
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        _show(result)
-    return 0 if result["ok"] else 1
 
 
 def _replay(given: str) -> int:
@@ -79,7 +103,7 @@ def _replay(given: str) -> int:
     return 1 if tally.findings else 0
 
 
-def _inputs(options: FuzzOptions) -> inputs.Tally:
+def _inputs(options: FuzzOptions, ending: Ending) -> inputs.Tally:
     if not options.inputs:
         return inputs.Tally()
     said = time.monotonic()
@@ -91,7 +115,7 @@ def _inputs(options: FuzzOptions) -> inputs.Tally:
             _say(f"{done:,} of {options.inputs:,} inputs")
 
     _say(f"{options.inputs:,} inputs to the decoders, seed {options.seed}")
-    return inputs.run(options.seed, options.first, options.inputs, say)
+    return inputs.run(options.seed, options.first, options.inputs, say, ending=ending)
 
 
 def _report(options: FuzzOptions, tally: inputs.Tally, siege: live.Siege) -> None:
@@ -123,4 +147,6 @@ def _show(result: dict[str, Any]) -> None:
         )
         if result["rate_ratio"] < _RATIO_WANTED:
             print(f"(wanted: {_RATIO_WANTED}; what else the machine does counts too)")
+    if "interrupted" in result:
+        print(f"interrupted by {result['interrupted']} before the end")
     print("ok" if result["ok"] else "NOT ok: see above")

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
 
-from .messages import Abandon, Complaint, End, Ended, Figures, Look, Order, Ready, Rooms
+from ..engine.ending import Ending
+from .messages import Abandon, Complaint, End, Ended, Figures, Look, Order, Ready, Rooms, Told
 from .plan import PLAIN_FROM, Config, Fault, Plan, Side, kill_numbers, plan_of
 from .procs import ProcessError
 from .seats import Seat, Seats, State
@@ -40,10 +41,13 @@ class Conductor:
         in_flight: int,
         kill_every: int,
         heartbeat_s: float,
+        ending: Ending,
     ) -> None:
         self.tally = Tally()
         self.rooms = rooms
-        self.interrupted = False
+        self._ending = ending
+        self.told: list[str] = []
+        """Signals that told other processes to end, in words."""
         self._seats = seats
         self._config = config
         self._seconds = seconds
@@ -91,6 +95,11 @@ class Conductor:
         self._compare()
         self._end()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has told the conductor or one of the processes to end: no more rooms begin then."""
+        return self._ending.asked is not None or bool(self.told)
+
     def _all_issued(self, began: float) -> bool:
         if self.interrupted or (self._seconds is not None and time.monotonic() > began + self._seconds):
             self._deferred.clear()
@@ -137,6 +146,7 @@ class Conductor:
         for seat in self._seats.all:
             if not seat.running.ended(_LAST_LIMIT_S):
                 self.tally.wrong(f"{seat.name} does not end")
+            self._drain_pipe(seat)
 
     def _compare(self) -> None:
         """What has not come back at the end."""
@@ -338,6 +348,8 @@ class Conductor:
                     self._side_over(number, seat.role)
             case Figures():
                 self._figures[seat.name] = message
+            case Told(sign):
+                self.told.append(f"{seat.name} was told to end by {sign}: no more rooms begin")
             case Complaint(text):
                 self.tally.wrong(text)
 

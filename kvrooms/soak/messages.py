@@ -87,6 +87,12 @@ class Figures(msgspec.Struct, tag=True, frozen=True):
     counters: dict[str, int]
 
 
+class Told(msgspec.Struct, tag=True, frozen=True):
+    """A signal has told this process to end: the conductor should begin no more rooms."""
+
+    sign: str
+
+
 class Complaint(msgspec.Struct, tag=True, frozen=True):
     """Something that must not happen has happened."""
 
@@ -94,7 +100,7 @@ class Complaint(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker: TypeAlias = Start | Rooms | Abandon | Look | End
-FromWorker: TypeAlias = Ready | Ended | Figures | Complaint
+FromWorker: TypeAlias = Ready | Ended | Figures | Told | Complaint
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)

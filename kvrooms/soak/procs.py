@@ -101,8 +101,7 @@ class Processes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._all:
-            process.signal(signal.SIGKILL)
+        self.kill()
         self._asked.close()
         try:
             self._zygote.wait(_GRACE_S)
@@ -112,6 +111,11 @@ class Processes:
         for process in self._all:
             process.ended(_GRACE_S)
             process.close()
+
+    def kill(self) -> None:
+        """Kill all of them. Does not wait; safe in a signal handler."""
+        for process in list(self._all):
+            process.signal(signal.SIGKILL)
 
     def start(self, name: str, message: ToWorker) -> Process:
         """A new process, told what it is. Raises ProcessError."""

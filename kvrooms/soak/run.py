@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
+from ..engine.ending import CutOff, Ending, status_of
 from ..engine.settings import load_settings
 from .conductor import Conductor
 from .plan import Config
@@ -50,42 +46,52 @@ class SoakOptions:
 
 
 def main(options: SoakOptions) -> int:
-    """Run, and print the report as the last line of standard output. Returns the exit status: 0 if everything held."""
-    with Progress(sys.stderr, options.rooms, plain=options.json) as progress:
-        report, tally = soak(options, progress)
-        for line in [*tally.table(), *tally.complaints()]:
-            progress.say(line)
-    sys.stdout.write(json.dumps(report) + "\n")
-    sys.stdout.flush()
+    """Run, and print the report as the last line of standard output.
+
+    Returns the exit status: 0 if everything held, also when a signal ended the run in order; see `engine.ending`.
+    """
+    with Ending() as ending:
+        with Progress(sys.stderr, options.rooms, plain=options.json) as progress:
+            report, tally = soak(options, progress, ending)
+            for line in [*tally.table(), *tally.complaints()]:
+                progress.say(line)
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+    if tally.cut_off is not None:
+        return status_of(tally.cut_off)
     return 0 if report["ok"] else 1
 
 
-def soak(options: SoakOptions, progress: Progress) -> tuple[dict[str, Any], Tally]:
+def soak(options: SoakOptions, progress: Progress, ending: Ending | None = None) -> tuple[dict[str, Any], Tally]:
     """One run: the report, and the books behind it. Raises InvalidArgument for settings that are none."""
+    ending = ending or Ending()
     began = time.monotonic()
     load_settings(**options.settings)
     config = Config(options.seed, options.fault_rate, options.prefills, options.decodes, options.freezes)
     tally, conductor = Tally(), None
     try:
         with Processes() as processes:
+            ending.at_once.append(processes.kill)
             seats = Seats(processes, config, options.settings)
-            conductor = _conductor(seats, config, options)
-            with _signals(conductor):
-                seats.start_registry()
-                for tally in conductor.run():
-                    progress.show(tally)
+            conductor = _conductor(seats, config, options, ending)
+            seats.start_registry()
+            for tally in conductor.run():
+                progress.show(tally)
     except ProcessError as error:
         tally.wrong(str(error))
-    except KeyboardInterrupt:
-        tally.wrong("interrupted twice: the run was cut off")
+    except CutOff as error:
+        tally.cut_off = error.sign
+        tally.wrong(str(error))
     if conductor is not None:
         tally = conductor.tally
+        for words in conductor.told:
+            progress.say(words)
         for name, figures in conductor.figures().items():
             progress.detail(f"{name}: " + ", ".join(f"{key} {n}" for key, n in sorted(figures.counters.items())))
     return _report(tally, conductor, time.monotonic() - began), tally
 
 
-def _conductor(seats: Seats, config: Config, options: SoakOptions) -> Conductor:
+def _conductor(seats: Seats, config: Config, options: SoakOptions, ending: Ending) -> Conductor:
     return Conductor(
         seats,
         config,
@@ -94,6 +100,7 @@ def _conductor(seats: Seats, config: Config, options: SoakOptions) -> Conductor:
         in_flight=options.in_flight,
         kill_every=options.kill_every,
         heartbeat_s=_silence_s(options.settings),
+        ending=ending,
     )
 
 
@@ -128,23 +135,3 @@ def _report(tally: Tally, conductor: Conductor | None, seconds: float) -> dict[s
         "rss_end": end,
         "seconds": round(seconds, 1),
     }
-
-
-@contextmanager
-def _signals(conductor: Conductor) -> Iterator[None]:
-    """The first SIGINT or SIGTERM begins no more rooms and ends with a report; the second cuts the run off."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if conductor.interrupted:
-            raise KeyboardInterrupt
-        conductor.interrupted = True
-
-    if threading.current_thread() is not threading.main_thread():  # whoever called this handles signals
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -78,6 +79,8 @@ class Tally:
     collateral: int = 0
     hung: int = 0
     corrupt: int = 0
+    cut_off: signal.Signals | None = None
+    """The second signal, if one ended the run where it stood."""
     canaries: int = 0
     leaks: int = 0
     kills: int = 0

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..engine.draining import drain_all, words
+from ..engine.ending import SIGNALS, leave, status_of
 from ..protocol.registration import parse_address
 from .messages import (
     Abandon,
@@ -26,6 +28,7 @@ from .messages import (
     Ready,
     Rooms,
     Start,
+    Told,
     ToWorker,
     encode,
     to_worker,
@@ -38,9 +41,13 @@ _LOOK_EVERY_S = 0.1
 
 
 def main(descriptor: int) -> int:
-    """Be what the first message says, until told to end. Returns the exit status."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the conductor ends us, in order
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Be what the first message says, until told to end by the conductor. Returns the exit status.
+
+    A first signal goes on to the conductor, which ends all processes in order; a second ends an engine's at once. The
+    registry has to outlive the rooms of others: it hears no signals.
+    """
+    for sign in SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)
     pipe: Connection[Any, Any] = Connection(descriptor)
     start = to_worker(pipe.recv_bytes())
     assert isinstance(start, Start)
@@ -72,6 +79,13 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[int] | None = None
         self._side: Side | None = None
+        self._signals = 0
+
+    def _told(self, sign: signal.Signals) -> None:
+        if self._signals:
+            leave(status_of(sign))
+        self._signals += 1
+        self.say(Told(sign.name))
 
     async def run(self) -> int:
         """Serve. Returns the exit status."""
@@ -80,10 +94,19 @@ class Worker:
         sides = {"prefill": PrefillSide, "decode": DecodeSide}
         self._side = side = sides[self._start.role](self._start, self.say)
         threading.Thread(target=self._listen, args=(loop,), name="soak-conductor", daemon=True).start()
+        for sign in SIGNALS:
+            loop.add_signal_handler(sign, self._told, sign)
         self.say(Ready(side.address))
         status = await self._over
-        side.close()
+        await loop.run_in_executor(None, self._drain, side)
         return status
+
+    def _drain(self, side: Side) -> None:
+        """No room should be open by now; one that is does not go unsaid."""
+        for name, drained in drain_all([side.engine]).items():
+            if drained.aborted or drained.held:
+                self.say(Complaint("; ".join(words({name: drained}))))
+        side.close()
 
     def say(self, message: FromWorker) -> None:
         """Tell the conductor something."""

@@ -14,11 +14,15 @@ import socket
 import sys
 from typing import NoReturn
 
+from ..engine.ending import SIGNALS
+
 _PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int) -> None:
     """Fork on request until the other end closes; then every process that was forked is killed by the kernel."""
+    for sign in SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)  # with this one all would be killed; it ends with the conductor
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     _import_all()
     gc.freeze()  # what is imported is not looked at again, so its pages stay shared
