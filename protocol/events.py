@@ -23,13 +23,17 @@ class Symbol(enum.Enum):
 
 
 class Timer(Symbol):
-    """The closed set of deadlines. A room has at most one phase deadline and its cap; a lease has its own retry."""
+    """The closed set of deadlines.
+
+    A room has at most one phase deadline and its cap; a lease has its own retry, a group's room its decision.
+    """
 
     BOOTSTRAP = "bootstrap"
     WAITING = "waiting"
     MOVING = "moving"
     CAP = "cap"
     ABORT_RETRY = "abort_retry"
+    DECISION = "decision"
 
 
 DEADLINE_REASON = {
@@ -37,13 +41,14 @@ DEADLINE_REASON = {
     Timer.WAITING: Reason.DEADLINE_WAITING,
     Timer.MOVING: Reason.DEADLINE_MOVING,
     Timer.CAP: Reason.DEADLINE_CAP,
+    Timer.DECISION: Reason.DEADLINE_DECISION,
 }
 
 
 class RoomEvent(Symbol):
     """The columns of the two room tables: the first nine are progress, the rest end a room."""
 
-    FOUND = "the sending ranks are known"
+    LOCATED = "the sending ranks are known"
     ACCEPTED = "a sending rank has accepted the grant"
     LANDED = "positions of a part have landed"
     HELD = "decode, which has no memory for the room yet, asks to keep it"
@@ -73,10 +78,10 @@ class Event(msgspec.Struct, frozen=True):
     KIND: ClassVar[RoomEvent]
 
 
-class Found(Event, frozen=True):
+class Located(Event, frozen=True):
     """decode: the prefill instance's ranks are known; a manifest per sending rank."""
 
-    KIND = RoomEvent.FOUND
+    KIND = RoomEvent.LOCATED
     manifests: tuple[Manifest, ...]
 
 
@@ -161,7 +166,7 @@ class Close(Event, frozen=True):
     KIND = RoomEvent.CLOSE
 
 
-DecodeEvent: TypeAlias = Found | Accepted | Landed | Fail | Close
+DecodeEvent: TypeAlias = Located | Accepted | Landed | Fail | Close
 PrefillEvent: TypeAlias = Held | Bound | Declared | Queued | Settled | Idle | Fail | Close
 
 
@@ -205,6 +210,13 @@ class Do(Symbol):
     DRAIN_VOIDED = "tell every drain of the room VOIDED"
     FREE = "the ranges of the grant are the caller's again"
     REPORT = "show the caller how the room ended"
+    SEND_REPORT = "tell the leader of the group how the room ended here"
+    TELL_OUTCOME = "tell every rank of the group the outcome"
+    TELL_RANK = "tell the outcome to the rank whose connection is up again"
+    KEEP_OUTCOME = "keep the outcome for the lost rank, which may come back"
+    KEEP_REPORT = "keep the report for the room's next life"
+    ABORT_ROOM = "abort the room here"
+    SHOW_OUTCOME = "show the caller the outcome"
     FORGET = "drop the room from every table"
 
 

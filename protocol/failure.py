@@ -30,6 +30,7 @@ class Reason(enum.Enum):
     DEADLINE_WAITING = "deadline_waiting"
     DEADLINE_MOVING = "deadline_moving"
     DEADLINE_CAP = "deadline_cap"
+    DEADLINE_DECISION = "deadline_decision"
 
     @property
     def retryable(self) -> bool:
@@ -66,6 +67,7 @@ _MEANING = {
     Reason.DEADLINE_WAITING: "Nothing was sent in time.",
     Reason.DEADLINE_MOVING: "The transfer made no progress in time.",
     Reason.DEADLINE_CAP: "The room was open longer than any room may be.",
+    Reason.DEADLINE_DECISION: "A rank of the engine's group did not report in time how its room has ended.",
 }
 
 

@@ -197,10 +197,19 @@ Frame: TypeAlias = (
 FRAMES: tuple[type[Body], ...] = (
     Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye, Hold, HoldLost,
 )  # fmt: skip
-_DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
-    cls.KIND: cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(cls)) for cls in FRAMES
-}
-_CLASSES = {cls.KIND: cls for cls in FRAMES}
+
+
+class Dialect:
+    """The frames that one kind of connection carries, by their numbers."""
+
+    def __init__(self, frames: tuple[type[Body], ...]) -> None:
+        self.classes = {cls.KIND: cls for cls in frames}
+        self.decoders: dict[int, msgspec.msgpack.Decoder[Frame]] = {
+            cls.KIND: cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(cls)) for cls in frames
+        }
+
+
+_NATIVE = Dialect(FRAMES)
 _ENCODER = msgspec.msgpack.Encoder()
 _PATH = re.compile(r" - at `\$((?:\[[^\]]*\]|\.\w+)*)`$")
 _LENGTH = re.compile(r"at (?:least|most) length (\d+)")
@@ -230,14 +239,14 @@ def frame_length(prefix: bytes | memoryview, limit: int = FRAME_MAX) -> int:
     return int(length)
 
 
-def decode(frame: bytes) -> Received:
+def decode(frame: bytes, dialect: Dialect = _NATIVE) -> Received:
     """A frame without its length prefix. Raises WireError naming the field, and nothing else."""
     if len(frame) <= HEADER_LENGTH:
         raise WireError("length", f"{len(frame)} bytes cannot hold a header and a body")
     version, kind, reserved, source, target, floor = _HEADER.unpack_from(frame)
     if version != VERSION:
         raise WireError("version", f"the peer speaks version {version}, we speak version {VERSION}")
-    decoder = _DECODERS.get(kind)
+    decoder = dialect.decoders.get(kind)
     if decoder is None:
         raise WireError("kind", f"{kind} is no frame of version {VERSION}")
     if reserved:
@@ -245,7 +254,7 @@ def decode(frame: bytes) -> Received:
     try:
         body = decoder.decode(memoryview(frame)[HEADER_LENGTH:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(_field(_CLASSES[kind], str(error)), str(error)) from None
+        raise WireError(_field(dialect.classes[kind], str(error)), str(error)) from None
     return Received(source, target, floor, body)
 
 

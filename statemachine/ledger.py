@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..protocol.events import Accepted, Bound, Declared, Found, Landed, Settled
+from ..protocol.events import Accepted, Bound, Declared, Landed, Located, Settled
 from ..protocol.intervals import Intervals, remove, span
 from ..protocol.manifest import Declaration, Manifest, differences
 from ..protocol.notify import PartKind
@@ -81,10 +81,12 @@ class DecodeLedger(msgspec.Struct, frozen=True):
             phase = _earlier(phase, sender.missing)
         return phase
 
-    def apply(self, event: Found | Accepted | Landed) -> DecodeLedger:
+    def apply(self, event: Located | Accepted | Landed) -> DecodeLedger:
         """The ledger after an event; the very same object if it says nothing new."""
-        if isinstance(event, Found):
+        if isinstance(event, Located):
             return self if self.senders else decode_ledger(event.manifests)
+        if event.sender >= len(self.senders):
+            return self  # a rank that is not waited for
         sender = self.senders[event.sender]
         missing = sender.missing
         if isinstance(event, Landed):  # a valid notification shows that the grant was accepted
@@ -161,7 +163,7 @@ class PrefillLedger(msgspec.Struct, frozen=True):
                 bound = Receiver(manifest, owed(manifest), covers)
                 return PrefillLedger(self.declared, (*receivers[:i], bound, *receivers[i + 1 :]))
             case Settled(receiver=i, part=part, component=component, start=start, stop=stop):  # pragma: no branch
-                receiver = self.receivers[i]
+                receiver = self.receivers[i] if i < len(self.receivers) else None
                 if receiver is None:
                     return self
                 missing = receiver.missing.without(part, component, start, stop)

@@ -15,7 +15,6 @@ from ..protocol.events import (
     ENDINGS,
     Bound,
     Close,
-    Command,
     Declared,
     DecodeEvent,
     Do,
@@ -84,12 +83,12 @@ def _decode_table() -> Table[Phase, RoomEvent, Guard]:
     done = (Do.REPORT, Do.LEASE_LANDED)  # first the contents are the caller's to read, then the ranges to use again
     for phase in _PHASES:
         cells[phase, RoomEvent.LANDED] = (ignore(Guard.REPEATED), *_advance(phase, Timer.MOVING, done))
-        cells[phase, RoomEvent.ACCEPTED] = cells[phase, RoomEvent.FOUND] = (ignore(),)
+        cells[phase, RoomEvent.ACCEPTED] = cells[phase, RoomEvent.LOCATED] = (ignore(),)
     accepted = _advance(Phase.METADATA, Timer.WAITING, done)
     cells[Phase.METADATA, RoomEvent.ACCEPTED] = (ignore(Guard.REPEATED), *accepted)
-    cells[Phase.METADATA, RoomEvent.FOUND] = (ignore(Guard.REPEATED), go(Phase.METADATA, Do.SEND_METADATA))
+    cells[Phase.METADATA, RoomEvent.LOCATED] = (ignore(Guard.REPEATED), go(Phase.METADATA, Do.SEND_METADATA))
     _endings(cells, (Do.LEASE_FAILED,))
-    events = (RoomEvent.FOUND, RoomEvent.ACCEPTED, RoomEvent.LANDED, *ENDINGS, RoomEvent.CLOSE)
+    events = (RoomEvent.LOCATED, RoomEvent.ACCEPTED, RoomEvent.LANDED, *ENDINGS, RoomEvent.CLOSE)
     for event in events:
         cells[Phase.DONE, event] = cells[Phase.FAILED, event] = (ignore(),)
     cells[Phase.DONE, RoomEvent.CLOSE] = (go(Phase.DONE, Do.LEASE_CLOSED, Do.FORGET),)
@@ -103,7 +102,7 @@ def _decode_table() -> Table[Phase, RoomEvent, Guard]:
         initial=Phase.METADATA,
         terminal=TERMINAL,
         cells=cells,
-        initial_commands=(arm(Timer.CAP), arm(Timer.BOOTSTRAP), Command(Do.SEND_METADATA)),
+        initial_commands=(arm(Timer.CAP), arm(Timer.BOOTSTRAP)),
     )
 
 
@@ -174,8 +173,8 @@ class PrefillRoom(msgspec.Struct, frozen=True):
     cause: Reason | None = None
 
 
-def decode_room(manifests: tuple[Manifest, ...]) -> DecodeRoom:
-    """A new room on decode: one manifest per sending rank."""
+def decode_room(manifests: tuple[Manifest, ...] = ()) -> DecodeRoom:
+    """A new room on decode: one manifest per sending rank; none: `Located` will tell."""
     return DecodeRoom(DECODE_ROOM.initial, decode_ledger(manifests))
 
 

@@ -122,7 +122,7 @@ def test_each_wrong_field_is_named(change, field):
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("gone", sorted(GOOD))
+@pytest.mark.parametrize("gone", sorted(GOOD.keys() - {"ranks", "member"}))
 def test_each_missing_field_is_named(gone):
     with pytest.raises(WireError) as caught:
         values.decode_announcement("a", 0, json.dumps({k: v for k, v in GOOD.items() if k != gone}).encode())
@@ -316,7 +316,7 @@ def test_put_get_list_delete(server):
     [
         ("PUT", PATH, b"{", 400, "body"),
         ("PUT", PATH, b'{"x":1}', 400, "x"),
-        ("PUT", PATH, b"{}" + b" " * 70_000, 413, "65536 bytes"),
+        ("PUT", PATH, b"{}" + b" " * values.MAX_BODY, 413, f"{values.MAX_BODY} bytes"),
         ("PUT", "/v1/engines/-/0", BODY, 400, "instance"),
         ("PUT", "/v1/engines/a%20b/0", BODY, 400, "instance"),
         ("PUT", "/v1/engines/" + "a" * 129 + "/0", BODY, 400, "instance"),
@@ -343,8 +343,8 @@ def test_wrong_requests_are_refused_in_words(server, method, path, body, status,
 
 def test_a_chunked_body_is_bounded_too(server):
     def pieces():
-        for _ in range(70):
-            yield b" " * 1024
+        for _ in range(values.MAX_BODY // 2**14 + 2):
+            yield b" " * 2**14
 
     assert ask(server, "PUT", PATH, pieces())[0] == 413
 
@@ -511,7 +511,7 @@ def http_answer(body, status="200 OK", extra=b""):
         (http_answer(values.encode_record(registration(rank=5), 1.0)), "about another engine"),
         (http_answer(values.encode_record(registration(instance="b"), 1.0)), "about another engine"),
         (http_answer(values.encode_record(registration(), 1.0)[:-1] + b',"x":1}'), "malformed answer: x"),
-        (http_answer(b"x" * 70_000), "longer than"),
+        (http_answer(b"x" * (values.MAX_BODY + 1)), "longer than"),
         (http_answer(b"oops", "500 Oops"), "HTTP status 500"),
         (http_answer(b'{"error":"\x1b[2J"}', "500 Oops"), "HTTP status 500"),
         (http_answer(b'{"error":"go\\u001b[2J"}', "503 Busy"), "go?[2J"),

@@ -103,7 +103,9 @@ def test_every_frame_and_field_is_there() -> None:
         text = section(f"{cls.KIND}: {cls.__name__}")
         assert all(f"| `{field}` |" in text for field in cls.__struct_fields__)
     named = {value["name"]: [field["name"] for field in value["fields"]] for value in DATA["wire"]["structs"]}
-    assert set(named) == {"Layout", "BufferSpec", "AuxSpec", "ComponentSpec", "Regions", "Region", "Manifest"}
+    assert set(named) == {
+        "Layout", "BufferSpec", "Shard", "AuxSpec", "ComponentSpec", "Regions", "Region", "Manifest", "Share", "Entry",
+    }  # fmt: skip
     for name, names in named.items():
         assert all(f"| `{field}` |" in section(name) for field in names)
     assert [field["name"] for field in DATA["wire"]["header"]] == [

@@ -46,7 +46,14 @@ def valid(spec: inspect.Type) -> Any:
             return next(iter(spec.cls)).value
         case inspect.LiteralType():
             return spec.values[0]
+        case inspect.UnionType():  # a value or nil: the value shows more
+            return valid(_value(spec))
     raise NotImplementedError(spec)
+
+
+def _value(spec: inspect.UnionType) -> inspect.Type:
+    (one,) = [kind for kind in spec.types if not isinstance(kind, inspect.NoneType)]
+    return one
 
 
 def wrongs(kind: type[Body]) -> Iterator[Wrong]:
@@ -60,6 +67,11 @@ def wrongs(kind: type[Body]) -> Iterator[Wrong]:
 
 
 def _wrong_values(spec: inspect.Type, good: Any, path: str) -> Iterator[tuple[Any, str, str]]:
+    if isinstance(spec, inspect.UnionType):
+        yield from (
+            (value, where, how) for value, where, how in _wrong_values(_value(spec), good, path) if value is not None
+        )
+        return
     others: tuple[Any, ...] = (
         None,
         True,

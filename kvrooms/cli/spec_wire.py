@@ -52,6 +52,9 @@ def type_words(spec: inspect.Type, structs: dict[str, Data]) -> str:
                 ", ".join(f'"{member.value}"' for member in cls) if len(cls) < 5 else f"the values of {cls.__name__}"
             )
             return f"one of {names}"
+        case inspect.UnionType(types=types):
+            one, *_ = [some for some in types if not isinstance(some, inspect.NoneType)]
+            return f"{type_words(one, structs)} or nil"
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(f'"{value}"' for value in values)
         case inspect.StructType(cls=cls):

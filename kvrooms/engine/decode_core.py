@@ -12,9 +12,9 @@ from ..protocol.events import (
     DecodeEvent,
     Do,
     Fail,
-    Found,
     Landed,
     LeaseEvent,
+    Located,
     Timer,
 )
 from ..protocol.events import RoomEvent as On
@@ -78,7 +78,7 @@ class DecodeCore(DecodeHolds):
             for i, (route, (manifest, to)) in enumerate(zip(routes, wanted, strict=True))
         )
         record.unreleased = len(record.grants)
-        self._step(record, Found(tuple(manifest for manifest, _ in wanted)))
+        self._step(record, Located(tuple(manifest for manifest, _ in wanted)))
 
     def abort(self, record: DecodeRecord, detail: str) -> None:
         """The caller aborts the room. Idempotent."""

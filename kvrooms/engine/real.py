@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..protocol.identity import agent_name
-from ..protocol.layout import Instance
+from ..protocol.layout import Instance, Rank
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration, format_address, parse_address
 from .core import EngineCore, Ports
@@ -62,7 +62,8 @@ def assemble(
         finder = HttpRegistry(channel.wake, token=security.token)
         undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
         address = bootstrap = ""
-        if listen is not None and place is not None:
+        if listen is not None:
+            place = place or Place(0, 1, Rank(memory.layout))
             host, port = parse_address(channel.address)
             address = format_address(advertise or host, port)
             bootstrap = _serve_registry(listen[0], security.token, undo) if registry is None else registry

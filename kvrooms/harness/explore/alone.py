@@ -24,6 +24,7 @@ from ...protocol.events import (
     Idle,
     Landed,
     LeaseEvent,
+    Located,
     Queued,
     RoomEvent,
     Settled,
@@ -66,10 +67,13 @@ class Alone:
 
     def run(self) -> Found:
         """Explore all four."""
-        one, two = rooms.decode_room((_WANTED,)), rooms.decode_room((_OTHER, _OTHER))
-        self._walk("decode room alone", one, _decode_events(1, _PARTS), self._decode)
-        self._walk("decode room of two senders alone", two, _decode_events(2, _PARTS[::2]), self._decode)
+        one, two = (_WANTED,), (_OTHER, _OTHER)
+        self._walk("decode room alone", rooms.decode_room(), _decode_events(one, _PARTS), self._decode)
+        self._walk(
+            "decode room of two senders alone", rooms.decode_room(), _decode_events(two, _PARTS[::2]), self._decode
+        )
         self._walk("prefill room alone", rooms.prefill_room(), _prefill_events(), self._prefill)
+        self._walk("prefill room of two receivers alone", rooms.prefill_room(), _two_receivers(), self._prefill)
         self._walk("lease alone", memory.LEASE.initial, list(LeaseEvent), self._lease)
         self._walk("drain alone", memory.DrainValue(), list(DrainEvent), self._drain)
         checked = {"L1": self._states, "S2": self._steps, "S3": self._steps, "C2": self._steps}
@@ -169,10 +173,17 @@ def _room(who: str, before: Any, after: Any, event: Any, commands: tuple[Command
         yield Broken("C2", f"{who} is reported before its deadlines are disarmed ({_words(event)})")
 
 
-def _decode_events(senders: int, parts: tuple[tuple[PartKind, int, int], ...]) -> list[Any]:
-    ranks = range(senders)
+def _decode_events(senders: tuple[Manifest, ...], parts: tuple[tuple[PartKind, int, int], ...]) -> list[Any]:
+    ranks = range(len(senders))
     landed = [Landed(rank, part, component, at, at + 1) for rank in ranks for part, component, at in parts]
-    return [*(Accepted(rank) for rank in ranks), *landed, *_FAILS, Close()]
+    return [Located(senders), *(Accepted(rank) for rank in ranks), *landed, *_FAILS, Close()]
+
+
+def _two_receivers() -> list[Any]:
+    settled = [Settled(rank, part, component, at, at + 1) for rank in (0, 1) for part, component, at in _PARTS[::2]]
+    declared = [Declared(Declaration(_OTHER.pages, _OTHER.aux, state)) for state in (_OTHER.state, _WANTED.state)]
+    bound = [Bound(rank, _OTHER, 2) for rank in (0, 1)]
+    return [*bound, *declared, Queued(), Idle(), *settled, *_FAILS, Close()]
 
 
 def _prefill_events() -> list[Any]:

@@ -21,6 +21,7 @@ from ...protocol.events import (
     Fail,
     Landed,
     LeaseEvent,
+    Located,
     Timer,
 )
 from ...protocol.events import RoomEvent as On
@@ -128,10 +129,11 @@ class DecodeTurn:
     def on_open(self, use: int) -> None:
         """The caller opens the room."""
         manifests = tuple(self._plans[use].manifest for _ in self._links)
-        room = rooms.decode_room(manifests)
+        room = rooms.decode_room()
         grants = tuple(Grant(memory.LEASE.initial) for _ in self._links)
         self._records[use] = Record(room, Ended(room.phase, None, None, 0), grants=grants)
         self._carry_out(use, rooms.DECODE_ROOM.initial_commands)
+        self._step(use, Located(manifests))
 
     def on_hold(self) -> None:
         """The caller asks prefill to keep the room; decode has no memory for it yet."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import NamedTuple
 
+from ...engine.ending import end_with_parent
 from ...protocol.invariants import INVARIANTS
 from ..evidence import Counterexample, Step, Tally
 from .alone import Alone
@@ -107,7 +108,7 @@ def _in_this_process(todo: list[Job], say: Progress) -> Iterator[tuple[Job, Foun
 def _in_processes(todo: list[Job], workers: int, say: Progress) -> Iterator[tuple[Job, Found, float]]:
     # Not by fork: whoever calls may have threads. A worker that dies breaks the pool, which raises.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
         waiting: set[Future[tuple[Job, Found, float]]] = {pool.submit(search, job) for job in todo}
         try:
             while waiting:

@@ -19,6 +19,7 @@ TABLES: tuple[Table[Any, Any, Any], ...] = (rooms.DECODE_ROOM, rooms.PREFILL_ROO
 
 OUT_OF_REACH: dict[str, str] = {
     r"decode room: \w+ x POST_ERROR": "decode posts no write",
+    r"decode room: (?!METADATA)\w+ x LOCATED": "the sending ranks are found once, before anything else can happen",
     r"decode room: DONE x (ACCEPTED|PEER_LOST|PEER_FAILED|LANDED|VIOLATION)":
         "a grant whose room is DONE is free, so no frame finds it, and its token is forgotten",
     r"decode room: FAILED x (LANDED|VIOLATION|PEER_FAILED)":
