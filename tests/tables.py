@@ -1,4 +1,4 @@
-"""What the tests of the tables share: the four of them, the reasons, and small worlds of rooms to explore."""
+"""What the tests of the tables share: the six of them, the reasons, and small worlds of rooms to explore."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from kvrooms.protocol.events import (
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.manifest import Declaration, Manifest
 from kvrooms.protocol.notify import PartKind
-from kvrooms.statemachine import memory, rooms
+from kvrooms.statemachine import group, memory, rooms
 from kvrooms.statemachine.table import Table
 
 AnyTable = Table[Any, Any, Any]
 ROOMS: list[AnyTable] = [rooms.DECODE_ROOM, rooms.PREFILL_ROOM]
-TABLES: list[AnyTable] = [*ROOMS, memory.LEASE, memory.DRAIN]
+GROUP: list[AnyTable] = [group.DECISION, group.STANDING]
+TABLES: list[AnyTable] = [*ROOMS, memory.LEASE, memory.DRAIN, *GROUP]
 
 REASONS = {
     RoomEvent.POST_ERROR: Reason.SEND_ERROR,

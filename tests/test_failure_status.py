@@ -14,7 +14,7 @@ from kvrooms.protocol.status import Phase, Status
 
 
 def test_every_reason_has_its_own_words() -> None:
-    assert len(Reason) == 17
+    assert len(Reason) == 18
     assert len({reason.meaning for reason in Reason}) == len(Reason)
     assert all(reason.meaning.endswith(".") and reason.value == reason.name.lower() for reason in Reason)
 

@@ -53,6 +53,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cap_timeout_s: _Seconds = 1800.0
     """The longest life of a room, whatever progress it makes."""
 
+    decision_timeout_s: _Seconds = 300.0
+    """How long the leader of a group waits for the other ranks' reports once a rank has reported a room's end; and how
+    long it may be silent before its ranks take it for lost. In a group at least twice `heartbeat_timeout_s`."""
+
     drain_timeout_s: _Seconds = 20.0
     """How long `drain`, and a command that was told to end, lets open rooms go on before it aborts them."""
 
