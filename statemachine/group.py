@@ -92,8 +92,9 @@ def _decision_table() -> Table[Decision, DecisionEvent, Votes]:
         go(Decision.OPEN),
     )
     for event in _ENDS:
+        stale = (ignore(Votes.REPEATED),) if event is DecisionEvent.FAILED else ()
         kept = (Do.KEEP_OUTCOME,) if event is DecisionEvent.LOST else ()
-        cells[Decision.OPEN, event] = (ignore(Votes.REPEATED), fail(Decision.FAILED, *decided, *kept))
+        cells[Decision.OPEN, event] = (*stale, fail(Decision.FAILED, *decided, *kept))
     for state in (Decision.DONE, Decision.FAILED):
         for event in (DecisionEvent.DONE, DecisionEvent.FAILED):
             cells[state, event] = (go(state, Do.KEEP_REPORT, guard=Votes.NEXT), ignore())

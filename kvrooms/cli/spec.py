@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from .. import __version__
@@ -37,18 +38,44 @@ from ..protocol.events import (
     Timer,
 )
 from ..protocol.failure import Reason
+from ..protocol.group import (
+    Absent,
+    Acknowledged,
+    Back,
+    DecisionEvent,
+    Ended,
+    LeaderGone,
+    Lost,
+    MemberEvent,
+    Overdue,
+    RankGone,
+    Reported,
+    Told,
+    Withdraw,
+)
 from ..protocol.invariants import INVARIANTS, LEASE_RULES
 from ..protocol.layout import BufferSpec, ComponentSpec, Layout, Owed
 from ..protocol.status import Phase, Status, status_of
-from ..statemachine import memory, rooms, table
+from ..statemachine import group, memory, rooms, table
 from . import spec_words as words
 from .spec_render import markdown
 from .spec_wire import Data, notification_data, unwrap, wire_data
 
 AnyTable = table.Table[Any, Any, Any]
-TABLES: tuple[AnyTable, ...] = (rooms.DECODE_ROOM, rooms.PREFILL_ROOM, memory.LEASE, memory.DRAIN)
-_SIDE = {"decode room": "decode", "prefill room": "prefill", "lease": "decode", "drain": "prefill"}
-_CARRIED = {event.KIND: event for event in (Accepted, Landed, Held, Bound, Declared, Queued, Settled, Idle, Close)}
+TABLES: tuple[AnyTable, ...] = (
+    rooms.DECODE_ROOM, rooms.PREFILL_ROOM, memory.LEASE, memory.DRAIN, group.DECISION, group.STANDING,
+)  # fmt: skip
+_SIDE = {"decode room": "decode", "prefill room": "prefill", "lease": "decode", "drain": "prefill",
+         "group decision": "the leader of a group", "group member": "every rank of a group"}  # fmt: skip
+_CARRIED: dict[enum.Enum, type[msgspec.Struct]] = {
+    **{event.KIND: event for event in (Accepted, Landed, Held, Bound, Declared, Queued, Settled, Idle, Close)},
+    **{event.KIND: event for event in (Lost, Absent, Overdue, Acknowledged, Back, RankGone, Withdraw, LeaderGone)},
+    DecisionEvent.DONE: Reported,
+    DecisionEvent.FAILED: Reported,
+    MemberEvent.ENDED_DONE: Ended,
+    MemberEvent.ENDED_FAILED: Ended,
+    MemberEvent.TOLD_FAILED: Told,
+}
 
 # Which setting gives a deadline its seconds; tests compare it with what the engine arms.
 DEADLINE_SETTINGS: dict[tuple[str, Timer], str] = {
@@ -61,6 +88,7 @@ DEADLINE_SETTINGS: dict[tuple[str, Timer], str] = {
     ("prefill room", Timer.WAITING): "queued_timeout_s",
     ("prefill room", Timer.MOVING): "moving_timeout_s",
     ("lease", Timer.ABORT_RETRY): "abort_retry_s",
+    ("group decision", Timer.DECISION): "decision_timeout_s",
 }
 
 _SPELLINGS: tuple[tuple[str, Callable[[], object]], ...] = (
@@ -176,7 +204,7 @@ def _meaning(state: enum.Enum) -> str:
 
 def _event(event: enum.Enum) -> Data:
     data: Data = {"name": event.name, "meaning": event.value}
-    carried = _CARRIED.get(event) if isinstance(event, RoomEvent) else None
+    carried = _CARRIED.get(event)
     if carried is not None and carried.__struct_fields__:
         data["carries"] = list(carried.__struct_fields__)
     elif event in ENDINGS:

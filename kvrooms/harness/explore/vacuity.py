@@ -42,6 +42,7 @@ OUT_OF_REACH: dict[str, str] = {
 }  # fmt: skip
 REASONS_APART: dict[Reason, str] = {
     Reason.CORRUPTED: "digests are taken from bytes, and no byte is modelled",
+    Reason.DEADLINE_DECISION: "ranks of one instance are explored by themselves (`explore.group`)",
 }
 """Reasons that the exploration does not reach."""
 
