@@ -104,7 +104,8 @@ class Transfer(NamedTuple):
     """Positions [first, first + n) of a part: the items they have on the source and on the destination.
 
     component counts within the manifest, layout_component within the layout. source and destination have n items;
-    between pages of different sizes, destination are the pages from position `target_first` of decode's on.
+    between pages of different sizes, destination are the pages from position `target_first` of decode's on. buffers: of
+    KV pages, which of the source's buffers are sent; None: all. report: whether the positions are whole with this.
     """
 
     kind: PartKind
@@ -114,6 +115,8 @@ class Transfer(NamedTuple):
     source: Indices
     destination: Indices
     target_first: int = 0
+    buffers: tuple[int, ...] | None = None
+    report: bool = True
 
 
 class Piece(NamedTuple):
@@ -152,10 +155,16 @@ def pieces(
     pending: list[_Slice] = []
     room = piece_bytes
     for transfer in transfers:
-        kind, component, layout_component, first, items, targets, _ = transfer
+        kind, component, layout_component, first, items, targets, _, buffers, _ = transfer
         if not len(items):
             continue
         from_part, to_part = source.part(kind, layout_component), destination.part(kind, layout_component)
+        if buffers is not None:
+            if pending:
+                yield _small(pending)
+                pending, room = [], piece_bytes
+            yield from _layered(_of(from_part, buffers), _of(to_part, buffers), transfer, piece_bytes)
+            continue
         part = _Slice(from_part, to_part, items, targets, Part(kind, component, first, len(items)))
         size = from_part.item_bytes * len(items)
         full = size > room or len(pending) == PARTS_MAX  # a peer may ask for very many short intervals
@@ -169,6 +178,36 @@ def pieces(
             room -= size
     if pending:
         yield _small(pending)
+
+
+def _of(part: PartTable, buffers: tuple[int, ...]) -> PartTable:
+    """Some buffers of a part."""
+    some = list(buffers)
+    lengths = part.lengths[some]
+    return part._replace(
+        lengths=lengths, addresses=part.addresses[some], bases=part.bases[some], item_bytes=int(lengths.sum())
+    )
+
+
+def _layered(source: PartTable, destination: PartTable, transfer: Transfer, piece_bytes: int) -> Iterator[Piece]:
+    """Positions of which only some buffers are sent. The last piece reports them if they are whole with it."""
+    report = Part(transfer.kind, 0, transfer.first, len(transfer.source))
+    some = _Slice(source, destination, transfer.source, transfer.destination, report)
+    size = source.item_bytes * len(transfer.source)
+    yield from reported_last(
+        iter([_small([some])]) if size <= piece_bytes else _large(some, piece_bytes),
+        (report,) if transfer.report else (),
+    )
+
+
+def reported_last(made: Iterator[Piece], parts: tuple[Part, ...]) -> Iterator[Piece]:
+    """The pieces of positions that others have begun: none reports, but the last does, once all others have settled."""
+    piece = next(made, None)
+    while piece is not None:
+        following = next(made, None)
+        last = following is None
+        yield piece._replace(parts=parts if last else (), ordered=last and bool(parts))
+        piece = following
 
 
 def _same_lists(a: _Slice, b: _Slice) -> bool:

@@ -19,7 +19,7 @@ from .errors import WireError
 from .layout import BufferSpec, Layout, Region, Regions, Shard
 from .manifest import Indices
 from .notify import PARTS_MAX, Part, PartKind
-from .plan import Descriptors, Piece, Transfer
+from .plan import Descriptors, Piece, Transfer, reported_last
 from .shares import Entry, Share
 
 _U64 = npt.NDArray[np.uint64]
@@ -50,7 +50,10 @@ class Ends(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The runs of one block of one part. size: bytes of each run. tokens: of a block, per item (source, target)."""
+    """The runs of one block of one part. size: bytes of each run. tokens: of a block, per item (source, target).
+
+    buffer: per run which of the source's buffers it is of.
+    """
 
     source: Ends
     target: Ends
@@ -58,6 +61,7 @@ class Grid(NamedTuple):
     block: int
     source_tokens: int
     target_tokens: int
+    buffer: npt.NDArray[np.int64]
 
     @property
     def bytes(self) -> int:
@@ -77,6 +81,7 @@ class _Run(NamedTuple):
     row: int
     spec: BufferSpec
     region: Region
+    buffer: int = 0
 
 
 class PairTable:
@@ -94,7 +99,11 @@ class PairTable:
                 _check_end(i, entry, spec, shard, int(offsets.max()) + int(runs[2].max()))
             name = "" if entry.kind is PartKind.AUX else entry.name  # one write takes all aux buffers along
             self._found.setdefault((entry.kind, name), []).append(
-                (_Run(runs[0], shards[0].row_stride, *a), _Run(runs[1], shards[1].row_stride, *b), runs[2])
+                (
+                    _Run(runs[0], shards[0].row_stride, *a, entry.source),
+                    _Run(runs[1], shards[1].row_stride, *b),
+                    runs[2],
+                )
             )
         block = sizes[0] if sizes[0] == sizes[1] else gcd(*sizes)
         self._grids = {key: _grid(key[0], found, block, sizes) for key, found in self._found.items()}
@@ -110,6 +119,12 @@ class PairTable:
         room = piece_bytes
         for transfer, name in transfers:
             grid = self._grids[transfer.kind, name]
+            if transfer.buffers is not None:
+                if pending:
+                    yield _piece(pending)
+                    pending, room = [], piece_bytes
+                yield from self._layered(grid, transfer, piece_bytes)
+                continue
             for cut in _cuts(grid, _Blocks.of(grid, transfer), transfer, piece_bytes):
                 full = cut.bytes > room or len(pending) == PARTS_MAX or cut.ordered
                 if pending and (full or not _same_memory(pending[0].grid, cut.grid)):
@@ -122,6 +137,28 @@ class PairTable:
                     pending, room = [], piece_bytes
         if pending:
             yield _piece(pending)
+
+    def buffers(self) -> frozenset[int]:
+        """Which of the source's KV buffers this pair of ranks is about."""
+        grid = self._grids.get((PartKind.KV, ""))
+        return frozenset() if grid is None else frozenset(grid.buffer.tolist())
+
+    def _layered(self, grid: Grid, transfer: Transfer, piece_bytes: int) -> Iterator[Piece]:
+        """Positions of which only some buffers are sent."""
+        assert transfer.buffers is not None
+        some = _of(grid, transfer.buffers)
+        cuts = _cuts(some, _Blocks.of(some, transfer), transfer, piece_bytes)
+        report = Part(transfer.kind, 0, transfer.first, len(transfer.source))
+        yield from reported_last((_piece([cut]) for cut in cuts), (report,) if transfer.report else ())
+
+
+def _of(grid: Grid, buffers: tuple[int, ...]) -> Grid:
+    """The runs of some of the source's buffers."""
+    some = np.isin(grid.buffer, buffers)
+    source, target = (
+        end._replace(base=end.base[some], item=end.item[some], row=end.row[some]) for end in (grid.source, grid.target)
+    )
+    return grid._replace(source=source, target=target, size=grid.size[some], buffer=grid.buffer[some])
 
 
 def _place(side: Side, entry: Entry, index: int) -> tuple[BufferSpec, Region]:
@@ -178,9 +215,10 @@ def _grid(kind: PartKind, found: list[tuple[_Run, _Run, _U64]], block: int, size
     if len(size) > RUNS_MAX:
         raise WireError("share.entries", f"a block of {len(size)} runs; at most {RUNS_MAX} are planned")
     source, target = (_ends([pair[side] for pair in found]) for side in (0, 1))
+    buffer = np.concatenate([np.full(len(run.offset), run.buffer, dtype=np.int64) for run, _, _ in found])
     if kind is not PartKind.KV:
-        return Grid(source, target, size, 1, 1, 1)
-    return Grid(source, target, size, block, *sizes)
+        return Grid(source, target, size, 1, 1, 1, buffer)
+    return Grid(source, target, size, block, *sizes, buffer)
 
 
 def _ends(runs: list[_Run]) -> Ends:

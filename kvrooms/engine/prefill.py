@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
 
 from ..protocol.errors import InvalidArgument, RoomClosed
 from ..protocol.identity import PAGES_MAX, RANKS_MAX, RoomKey, check_int, room_key
-from ..protocol.layout import Rank
+from ..protocol.layout import Layout, Rank
 from ..protocol.manifest import Declaration, Indices, counts_of, owed_always, page_indices
 from ..protocol.manifest import state_indices as spelled
 from ..protocol.memory import Memory
@@ -22,7 +23,7 @@ from .host import Assembly, Engine, Place
 from .prefill_core import PrefillCore
 from .prefill_state import PrefillRecord
 from .security import Security
-from .sends import Send
+from .sends import Layers, Send
 from .settings import EngineSettings, load_settings
 
 
@@ -41,20 +42,29 @@ class PrefillRoom(Room):
         self._skip_state = skip_state
         self._part_begin, self._part_end = engine.part_of(pages)
         self._sent_pages = self._part_begin
+        self._sent_layers: tuple[int, ...] | None = None
         self._sent_state = (0,) * len(engine.memory.layout.state)
         self._complete = False
 
-    def send(self, pages: object = (), state_indices: object = None, *, last: bool | None = None) -> None:
+    def send(
+        self,
+        pages: object = (),
+        state_indices: object = None,
+        *,
+        layers: object = None,
+        last: bool | None = None,
+    ) -> None:
         """Send the next pages, and state, as they are computed. Never blocks: the writes follow decode's METADATA.
 
         pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt).
-        state_indices: source indices per component, in any spelling;
-        they continue those of earlier sends. last: nothing follows, so the totals are now known; aux goes with it.
-        None: the last one if the room was opened with a number of pages and this reaches it.
-        The items must stay as they are until `memory_free`. Raises InvalidArgument (nothing was sent, the room is as
-        before), RoomClosed once the room has ended.
+        layers: the ids of the layers whose KV is ready; these continue at the position that they have reached, and
+        others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
+        layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
+        last: nothing follows, so the totals are now known; aux goes with it. None: the last one if the room was opened
+        with a number of pages and this reaches it. The items must stay as they are until `memory_free`. Raises
+        InvalidArgument (nothing was sent, the room is as before), RoomClosed once the room has ended.
         """
-        self._engine._send(self, pages, state_indices, last)  # noqa: SLF001
+        self._engine._send(self, pages, state_indices, layers, last)  # noqa: SLF001
 
 
 class PrefillEngine(Engine):
@@ -167,7 +177,7 @@ class PrefillEngine(Engine):
             self._submit(cast(PrefillCore, self._core).open, record, declaration)  # before whatever refuses rooms
         return handle
 
-    def _send(self, room: PrefillRoom, pages: object, state_indices: object, last: bool | None) -> None:
+    def _send(self, room: PrefillRoom, pages: object, state_indices: object, layers: object, last: bool | None) -> None:
         self._check_open()
         layout, regions = self.memory.layout, self.memory.regions
         if last is not None and not isinstance(last, (bool, np.bool_)):
@@ -175,38 +185,80 @@ class PrefillEngine(Engine):
         some = page_indices("pages", pages, regions.pages)
         skip = room._skip_state  # noqa: SLF001
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
+        buffers = None if layers is None else _buffers_of(layout, layers)
         with self.lock:
             record = room.record
-            send = _next(room, some, state, last, layout.component_names)
+            send = _next(room, some, state, buffers, last, layout.component_names)
             self._core.submit(cast(PrefillCore, self._core).send, record, send)
         self._runner.wake()
 
 
 def _next(
-    room: PrefillRoom, pages: Indices, state: tuple[Indices, ...], last: bool | None, names: tuple[str, ...]
+    room: PrefillRoom,
+    pages: Indices,
+    state: tuple[Indices, ...],
+    buffers: frozenset[int] | None,
+    last: bool | None,
+    names: tuple[str, ...],
 ) -> Send:
     """The send that continues a room's earlier ones; the room's totals move on only if nothing is wrong with it."""
     if room.poll().terminal or room.record is None:
         raise RoomClosed(f"{room!r} has ended: {room.failure or 'everything was sent'}")
     if room._complete:  # noqa: SLF001
         raise InvalidArgument("send", len(pages), "the last send of this room was made before")
-    first, total = room._sent_pages, room._part_end  # noqa: SLF001
-    reached = first + len(pages)
-    if total is not None and reached > total:
+    total = room._part_end  # noqa: SLF001
+    first, layers = _continued(room, len(pages), buffers)
+    if total is not None and first + len(pages) > total:
         raise InvalidArgument("pages", len(pages), f"{first} of {total} pages were sent before: too many")
+    after = None if layers is None else layers.after
+    reached = first + len(pages) if after is None else min(after)
     before = room._sent_state  # noqa: SLF001
     counted = tuple(at + len(indices) for at, indices in zip(before, state or (_NONE,) * len(before), strict=True))
     last = (total is not None and reached == total) if last is None else last
     if last:
+        if after is not None and max(after) > reached:
+            raise InvalidArgument(
+                "last", last, f"some layers are sent up to {max(after)} pages, others up to {reached}"
+            )
         if total is not None and reached < total:
             raise InvalidArgument("last", last, f"only {reached} of {total} pages were sent")
         if not room._skip_state:  # noqa: SLF001
             owed_always(room._engine.memory.layout, counted)  # noqa: SLF001
     room._sent_pages, room._sent_state, room._complete = reached, counted, last  # noqa: SLF001
+    room._sent_layers = None if after is None or min(after) == max(after) else after  # noqa: SLF001
     whole = reached if room._pages is None else room._pages  # noqa: SLF001
     declaration = Declaration(whole, None, counts_of(names, counted)) if last else Declaration()
     aux_index = room._aux_index if last else None  # noqa: SLF001
-    return Send(first, pages, tuple(zip(before, state, strict=False)), aux_index, declaration)
+    return Send(first, pages, tuple(zip(before, state, strict=False)), aux_index, declaration, layers)
+
+
+def _continued(room: PrefillRoom, count: int, buffers: frozenset[int] | None) -> tuple[int, Layers | None]:
+    """At which position a send begins, and of which layers it is. Raises InvalidArgument."""
+    apart = room._sent_layers  # noqa: SLF001
+    if buffers is None:
+        if apart is not None and count:
+            raise InvalidArgument(
+                "layers", None, "the layers of this room have been sent apart: say which these are of"
+            )
+        if apart is None:
+            return room._sent_pages, None  # noqa: SLF001
+        buffers = frozenset()
+    everywhere = apart or (room._sent_pages,) * len(room._engine.memory.layout.kv)  # noqa: SLF001
+    reached = {everywhere[buffer] for buffer in buffers}
+    if len(reached) > 1:
+        raise InvalidArgument("layers", sorted(reached), "these layers have reached different positions")
+    return min(reached, default=min(everywhere)), Layers(buffers, everywhere, count)
+
+
+def _buffers_of(layout: Layout, layers: object) -> frozenset[int]:
+    """The KV buffers of some layers. Raises InvalidArgument naming one that this rank does not have."""
+    if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
+        raise InvalidArgument("layers", layers, "must be the ids of layers")
+    known = {spec.layer for spec in layout.kv}
+    wanted = {check_int("layers", layer, 0, 2**31) for layer in layers}
+    if not wanted or wanted - known:
+        raise InvalidArgument("layers", sorted(wanted - known), f"this rank's layers are {sorted(known)}")
+    return frozenset(i for i, spec in enumerate(layout.kv) if spec.layer in wanted)
 
 
 _NONE: Indices = np.empty(0, dtype=np.int32)

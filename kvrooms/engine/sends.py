@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +21,29 @@ from ..protocol.shares import Covers
 _NONE: Indices = np.empty(0, dtype=np.int32)
 
 
+class Layers(NamedTuple):
+    """Which KV buffers a send is of, how many positions of each buffer were sent before, and how many are now."""
+
+    buffers: frozenset[int]
+    before: tuple[int, ...]
+    sent: int
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """Of each buffer how many positions are sent, with this send."""
+        return tuple(at + (self.sent if b in self.buffers else 0) for b, at in enumerate(self.before))
+
+    def whole(self, of: Collection[int]) -> int:
+        """Up to which position buffers `of` are sent, with this send."""
+        after = self.after
+        return min((after[b] for b in of), default=0)
+
+
 class Send(NamedTuple):
     """One call of `send`: pages at positions [first_page, ...), per component of the layout (first position, indices).
 
     aux_index: the source aux slot when aux goes with this send, else None. declaration: the totals as known after it.
+    layers: of which layers the pages are; None: of all.
     """
 
     first_page: int
@@ -32,6 +51,14 @@ class Send(NamedTuple):
     state: tuple[tuple[int, Indices], ...]
     aux_index: int | None
     declaration: Declaration
+    layers: Layers | None = None
+
+    @property
+    def reached(self) -> int:
+        """Up to which position every layer is sent."""
+        if self.layers is None:
+            return self.first_page + len(self.pages)
+        return self.layers.whole(range(len(self.layers.before)))
 
 
 def sent_items(sends: Sequence[Send], kind: PartKind, place: int, start: int, stop: int) -> Indices:
@@ -42,7 +69,7 @@ def sent_items(sends: Sequence[Send], kind: PartKind, place: int, start: int, st
             found.append(_NONE if send.aux_index is None else np.array([send.aux_index], dtype=np.int32))
             continue
         if kind is PartKind.KV:
-            first, items = send.first_page, send.pages
+            first, items = send.first_page, send.pages[: max(0, send.reached - send.first_page)]
         else:
             first, items = send.state[place] if send.state else (0, _NONE)
         found.append(items[max(0, start - first) : max(0, stop - first)])
@@ -117,8 +144,11 @@ def _pages_needed(ours: Layout, theirs: Layout, body: wire.Metadata) -> int:
     return count
 
 
-def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
-    """The part of a send that one grant wants. The declarations have been compared: positions are within bounds."""
+def transfers(layout: Layout, wanted: Wanted, send: Send, of: frozenset[int] | None = None) -> list[Transfer]:
+    """The part of a send that one grant wants. The declarations have been compared: positions are within bounds.
+
+    of: which KV buffers the grant's pair of ranks is about; None: all.
+    """
     result: list[Transfer] = []
     first, stop, offset = send.first_page, send.first_page + len(send.pages), 0
     for start, end in wanted.manifest.kv:
@@ -127,9 +157,11 @@ def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
             target = wanted.pages[offset + low - start : offset + high - start]
             items = send.pages[low - first : high - first]
             if wanted.pages_from is None:
-                result.append(Transfer(PartKind.KV, 0, 0, low, items, target))
+                pages = Transfer(PartKind.KV, 0, 0, low, items, target)
             else:
-                result.append(Transfer(PartKind.KV, 0, 0, low, items, wanted.pages, wanted.pages_from))
+                pages = Transfer(PartKind.KV, 0, 0, low, items, wanted.pages, wanted.pages_from)
+            layers, positional = send.layers, wanted.pages_from is None
+            result += [pages] if layers is None else _layered(layout, layers, pages, of, positional=positional)
         offset += end - start
     for component, (name, count) in enumerate(wanted.manifest.state):
         in_layout = layout.component_names.index(name)
@@ -142,6 +174,31 @@ def transfers(layout: Layout, wanted: Wanted, send: Send) -> list[Transfer]:
         source, target = (np.array([slot], dtype=np.int32) for slot in (send.aux_index, wanted.aux_index))
         result.append(Transfer(PartKind.AUX, 0, 0, 0, source, target))
     return result
+
+
+def _layered(
+    layout: Layout, layers: Layers, pages: Transfer, of: frozenset[int] | None, *, positional: bool
+) -> Iterator[Transfer]:
+    """Pages of some layers: first the positions that are whole with them, then the others.
+
+    positional: each page has its destination; else they are counted in decode's pages.
+    """
+    concerned = frozenset(range(len(layout.kv))) if of is None else of
+    buffers = tuple(sorted(layers.buffers & concerned))
+    if not buffers:
+        return
+    whole = layers.whole(concerned)
+    cut = min(max(whole - pages.first, 0), len(pages.source))
+    for start, stop in ((0, cut), (cut, len(pages.source))):
+        if start < stop:
+            targets = pages.destination[start:stop] if positional else pages.destination
+            yield pages._replace(
+                first=pages.first + start,
+                source=pages.source[start:stop],
+                destination=targets,
+                buffers=buffers,
+                report=stop == cut,
+            )
 
 
 def too_much(
@@ -195,7 +252,8 @@ class Outbox:
             if self._pieces is None:
                 if not self._sends:
                     return None
-                todo = transfers(self._layout, wanted, self._sends.popleft())
+                of = None if self._pairs is None else self._pairs.buffers()
+                todo = transfers(self._layout, wanted, self._sends.popleft(), of)
                 if self._pairs is None:
                     self._pieces = pieces(self._source, self._destination, todo, self._limit)
                 else:
