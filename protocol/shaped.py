@@ -214,7 +214,7 @@ def _grid(kind: PartKind, found: list[tuple[_Run, _Run, _U64]], block: int, size
     size = np.concatenate([lengths for _, _, lengths in found])
     if len(size) > RUNS_MAX:
         raise WireError("share.entries", f"a block of {len(size)} runs; at most {RUNS_MAX} are planned")
-    source, target = (_ends([pair[side] for pair in found]) for side in (0, 1))
+    source, target = _ends([ours for ours, _, _ in found]), _ends([theirs for _, theirs, _ in found])
     buffer = np.concatenate([np.full(len(run.offset), run.buffer, dtype=np.int64) for run, _, _ in found])
     if kind is not PartKind.KV:
         return Grid(source, target, size, 1, 1, 1, buffer)

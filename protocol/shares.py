@@ -119,7 +119,7 @@ class _Held(NamedTuple):
     """A buffer that a rank has."""
 
     rank: int
-    index: int
+    buffer: int
     spec: BufferSpec
 
 
@@ -237,7 +237,7 @@ def _deal(
                 continue
             for i, target in enumerate(wanting):
                 chosen = having[i * len(having) // len(wanting)]
-                entry = Entry(key[0], key[1], chosen.index, target.index, shard, low, high)
+                entry = Entry(key[0], key[1], chosen.buffer, target.buffer, shard, low, high)
                 _append(entries.setdefault((chosen.rank, target.rank), []), entry)
     return words
 

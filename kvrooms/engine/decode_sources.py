@@ -64,7 +64,7 @@ class DecodeSources(EngineCore):
         link.found = registration
         for source in list(link.sources):
             self._learn(source, link.target.rank, registration)
-        if link.found is not None and not link.sources:
+        if not link.sources:
             self._reach(link)
 
     def _learn(self, source: Source, rank: int, registration: Registration) -> None:

@@ -122,8 +122,8 @@ def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
     sent = record.sends[-1] if record.sends else None
     receivers = record.room.ledger.receivers
     absent = [i for i, receiver in enumerate(receivers) if receiver is None]
-    behind = [one for one in receivers if one is not None and account.owes(one.missing)] or list(receivers)
-    first = behind[0]
+    known = [one for one in receivers if one is not None]
+    first = next((one for one in known if account.owes(one.missing)), known[0] if known else None)
     if absent or first is None:
         what = (
             "a METADATA" if len(receivers) == 1 else f"the METADATA of {len(absent)} of {len(receivers)} decode ranks"
