@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RoomFailed,
         WireError,
     )
+    from .protocol.layout import Instance, Rank, Shard
     from .protocol.memory import Buffer, Component, Memory
     from .protocol.status import Status
 
@@ -32,13 +33,16 @@ __all__ = [
     "DecodeEngine",
     "EngineClosed",
     "HandshakeRefused",
+    "Instance",
     "InvalidArgument",
     "Memory",
     "Overloaded",
     "PrefillEngine",
+    "Rank",
     "RoomClosed",
     "RoomFailed",
     "Security",
+    "Shard",
     "Status",
     "WireError",
     "__version__",
@@ -51,13 +55,16 @@ _HOME = {
     "DecodeEngine": ".engine.decode",
     "EngineClosed": ".protocol.errors",
     "HandshakeRefused": ".protocol.errors",
+    "Instance": ".protocol.layout",
     "InvalidArgument": ".protocol.errors",
     "Memory": ".protocol.memory",
     "Overloaded": ".protocol.errors",
     "PrefillEngine": ".engine.prefill",
+    "Rank": ".protocol.layout",
     "RoomClosed": ".protocol.errors",
     "RoomFailed": ".protocol.errors",
     "Security": ".engine.security",
+    "Shard": ".protocol.layout",
     "Status": ".protocol.status",
     "WireError": ".protocol.errors",
     "wait_any": ".engine.handle",
