@@ -77,12 +77,16 @@ class Transport(Protocol):
 
 
 class CloseCause(enum.Enum):
-    """How a connection ended. Only PEER_CLOSED and RESET come from the peer's kernel and prove anything."""
+    """How a connection ended. Only PEER_CLOSED and RESET come from the peer's kernel and prove anything.
+
+    NOBODY proves that whoever listened there has ended: the kernel of that address has answered.
+    """
 
     PEER_CLOSED = "the peer closed it"
     RESET = "the peer reset it"
     TIMED_OUT = "the network timed out"
     UNREACHABLE = "it could not be opened"
+    NOBODY = "nobody listens there"
     OVERFLOW = "the peer does not read"
     BAD_FRAME = "the peer sent a malformed length"
     LOCAL = "we closed it"

@@ -21,7 +21,7 @@ from ..protocol.registration import parse_address
 from ..protocol.wire import FRAME_MAX
 from .ports import ChannelEvent, CloseCause, Closed, Opened
 from .tcp_door import Door
-from .tcp_link import CHUNK, FIRST_FRAME_MAX, Link, Target, connect_failure, connecting, look_up, verdict
+from .tcp_link import CHUNK, FIRST_FRAME_MAX, NOBODY, Link, Target, connect_failure, connecting, look_up, verdict
 from .tcp_listen import Listener
 
 __all__ = ["FIRST_FRAME_MAX", "TcpChannel"]
@@ -245,7 +245,8 @@ class TcpChannel:
             if link.socket is not None:
                 link.watch(self._selector, _WRITE)
                 return
-        self._end(link, CloseCause.UNREACHABLE, f"cannot connect to {link.address}: {words}")
+        cause = CloseCause.NOBODY if words == NOBODY else CloseCause.UNREACHABLE
+        self._end(link, cause, f"cannot connect to {link.address}: {words}")
 
     def _open(self, link: Link, made: socket.socket) -> None:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -18,7 +18,8 @@ FIRST_FRAME_MAX = 4 * 2**20
 CHUNK = 64 * 2**10
 _WRITES = 64  # per call, so that a peer that reads fast does not hold up the others
 _BUFFERS = 64  # per write
-_WORDS = {errno.ECONNREFUSED: "nobody listens there"}
+NOBODY = "nobody listens there"
+_WORDS = {errno.ECONNREFUSED: NOBODY}
 
 Target = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
 
@@ -209,7 +210,7 @@ def connect_failure(made: socket.socket) -> str:
         return in_words(code)
     try:
         # The port that the system chose for us may be the very one that we dialled, where nobody listens.
-        return "nobody listens there" if made.getsockname() == made.getpeername() else ""
+        return NOBODY if made.getsockname() == made.getpeername() else ""
     except OSError as error:
         return in_words(error.errno or errno.ENOTCONN)
 

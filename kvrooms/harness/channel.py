@@ -75,7 +75,7 @@ class SimChannel:
             return
         listener = self._world.listeners.get(address)
         if listener is None or listener.dead:
-            self._event(Closed(connection, CloseCause.UNREACHABLE, f"nobody listens at {address}"))
+            self._event(Closed(connection, CloseCause.NOBODY, f"nobody listens at {address}"))
             return
         theirs = self._world.number()
         self._far[connection] = _End(listener, theirs)
