@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mutants import Mutant, dies, named
 
 from kvrooms import Status
-from kvrooms.engine import decode_core
+from kvrooms.engine import decode_arrivals
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.protocol import notify, wire
 from kvrooms.protocol.failure import Reason
@@ -290,7 +290,7 @@ def test_the_checks_pass_without_a_mutant() -> None:
         Mutant(DecodeCore, "_arrival", " or grant.number != grant_number", ""),
         Mutant(DecodeCore, "_arrival", "self._by_token.get(token)", "next(iter(self._by_token.values()), None)"),
         Mutant(DecodeCore, "_arrival", "not within(grant.manifest, kind, component, first, first + size)", "False"),
-        Mutant(decode_core, "within", "a <= start and stop <= b", "a <= start"),
+        Mutant(decode_arrivals, "within", "a <= start and stop <= b", "a <= start"),
     ]
 )
 def test_the_checks_find_it(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

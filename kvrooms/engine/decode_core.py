@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..protocol import notify, wire
-from ..protocol.errors import WireError
+from ..protocol import wire
 from ..protocol.events import (
     DEADLINE_REASON,
     Accepted,
@@ -20,19 +19,17 @@ from ..protocol.events import (
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.identity import RoomKey
-from ..protocol.notify import Part, PartKind
 from ..protocol.status import TERMINAL
-from ..statemachine.ledger import within
 from ..statemachine.memory import Lease, step_lease
 from ..statemachine.rooms import DECODE_ROOM, step_decode
 from ..statemachine.table import Kind
 from . import account
 from .account import Met
 from .core import Link, Ports, Record, log_end
+from .decode_arrivals import DecodeArrivals
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer, Route, held_bytes, wanted_from
-from .digests import Digester
 from .health import Held
-from .holds import DecodeHolds, Hold
+from .holds import Hold
 from .timers import Alarm
 
 _FREED = {
@@ -47,14 +44,12 @@ _TO_LEASES = {Do.LEASE_LANDED: LeaseEvent.LANDED, Do.LEASE_FAILED: LeaseEvent.FA
               Do.LEASE_CLOSED: LeaseEvent.CLOSED}  # fmt: skip
 
 
-class DecodeCore(DecodeHolds):
+class DecodeCore(DecodeArrivals):
     """Rooms that receive. See `EngineCore`."""
 
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
         self._rooms: dict[RoomKey, DecodeRecord] = {}
-        self._by_token: dict[int, Grant] = {}
-        self._digester = Digester(ports.layout, ports.regions) if ports.settings.digest else None
 
     # -- what the caller asks (through `submit`) -----------------------------------------------------------------
 
@@ -272,53 +267,6 @@ class DecodeCore(DecodeHolds):
             self._send(peer.link, wire.Abort(grant.number, reason, detail[:DETAIL_MAX]))
 
     # -- input ---------------------------------------------------------------------------------------------------
-
-    @property
-    def listening(self) -> bool:
-        """While any grant is held, its room open or not: seen with UCX, a write settles only once its target polls."""
-        return bool(self._by_token) or any(peer.grants for peer in self._peers.values())
-
-    def _take_in(self) -> bool:
-        busy = False
-        if self.listening:
-            for agent, message in self.transport.arrivals():
-                busy = True
-                self._arrival(agent, message)
-        return self._answers() or busy
-
-    def _arrival(self, agent: str, message: bytes) -> None:
-        try:
-            grant_number, token, parts, digests = notify.decode(message)
-        except WireError as error:
-            self.counters["notifications malformed"] += 1
-            self._complain("a malformed notification", error)
-            return
-        grant = self._by_token.get(token)
-        if grant is None or grant.peer is None or grant.number != grant_number or grant.peer.agent != agent:
-            self.counters["notifications of no open grant"] += 1
-            return
-        for i, (kind, component, first, size) in enumerate(parts):
-            if not within(grant.manifest, kind, component, first, first + size):
-                detail = f"{kind.name} positions {first} to {first + size} are not owed"
-                self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, detail, "peer"))
-                return
-            if self._digester is not None and not self._intact(grant, parts[i], digests[i : i + 1]):
-                return
-            self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
-
-    def _intact(self, grant: Grant, part: Part, digest: tuple[bytes, ...]) -> bool:
-        """Whether a landed part is what was sent; else its room has failed."""
-        assert self._digester is not None
-        record, (kind, component, first, size) = grant.record, part
-        names = self.layout.component_names
-        place = names.index(grant.manifest.state[component][0]) if kind is PartKind.STATE else 0
-        items = grant.destination.items(grant.manifest, kind, component, first, first + size)
-        if digest == (self._digester.of(kind, place, items),):
-            return True
-        what = "have another digest than what was sent" if digest else "came without the digest that was asked for"
-        detail = f"{kind.name} positions {first} to {first + size} {what}"
-        self._fail(record, On.VIOLATION, Failure(Reason.CORRUPTED, detail, "peer"))
-        return False
 
     def _frame(self, link: Link, body: wire.Body) -> None:
         assert isinstance(link, DecodeLink)

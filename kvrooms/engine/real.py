@@ -18,6 +18,7 @@ from .settings import EngineSettings
 from .thread import EngineThread
 
 if TYPE_CHECKING:
+    from ..transport.registry import HttpRegistry
     from ..transport.tcp import TcpChannel
 
 log = logging.getLogger("kvrooms.engine")
@@ -39,12 +40,10 @@ def assemble(
 ) -> Assembly:
     """The parts of an engine. listen: where prefill takes connections; registry: where it registers (None: its own).
 
-    place: of a prefill rank. instance, rank: the ranks of a decode instance, and which of them this is. security: who
-    is let in; None: as the environment says. Raises TransportError, OSError, InvalidArgument; nothing is left behind
-    then.
+    place: of a prefill rank; instance, rank: of a decode rank. security: who is let in; None: as the environment says.
+    Raises TransportError, OSError, InvalidArgument; nothing is left behind then.
     """
     from ..transport.nixl import NixlTransport
-    from ..transport.registry import HttpRegistry
     from ..transport.system import SystemClock, SystemIds
 
     security = security or load_security()
@@ -59,27 +58,30 @@ def assemble(
         source = transport.register(memory.layout, memory.regions)
         channel = _channel(listen, settings, security)
         undo.append(channel.close_all)
-        finder = HttpRegistry(channel.wake, token=security.token)
-        undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
+        finder = _finder(channel, security, undo)
         address = bootstrap = ""
         if listen is not None:
             place = place or Place(0, 1, Rank(memory.layout))
-            host, port = parse_address(channel.address)
-            address = format_address(advertise or host, port)
-            bootstrap = _serve_registry(listen[0], security.token, undo) if registry is None else registry
+            instance = Instance((place.member,), incarnation)
+            address = _advertised(channel.address, advertise)
+            bootstrap = registry or _serve_registry(listen[0], security.token, undo)
             finder.announce(bootstrap, _registration(name, place, settings, address, incarnation))
     except BaseException:
         _release(undo)
         raise
-    if place is not None:
-        instance = Instance((place.member,), incarnation)
     ports = Ports(
         name=name, incarnation=incarnation, layout=memory.layout, regions=memory.regions, settings=settings,
-        transport=transport, channel=channel, registry=finder, clock=SystemClock(), ids=ids,
-        instance=instance, rank=rank,
+        transport=transport, channel=channel, registry=finder, clock=SystemClock(), ids=ids, instance=instance,
+        rank=rank,
     )  # fmt: skip
     runner, release = partial(_thread, channel), lambda: _release(undo)
     return Assembly(ports, source, runner, release, address, bootstrap, channel.counters, channel.abandon)
+
+
+def _advertised(address: str, host: str | None) -> str:
+    """What the registry is told: the address that is listened on, under another host name if there is one."""
+    own, port = parse_address(address)
+    return format_address(host or own, port)
 
 
 def _thread(channel: TcpChannel, core: EngineCore, finish: Callable[[], None]) -> EngineThread:
@@ -94,6 +96,15 @@ def _channel(listen: tuple[str, int] | None, settings: EngineSettings, security:
     seconds, unproven = settings.handshake_timeout_s, max(1, most // 4)
     door = Door(security.secret, seconds=seconds, most=unproven, anywhere=security.anywhere)
     return TcpChannel(listen, max_connections=most, door=door)
+
+
+def _finder(channel: TcpChannel, security: Security, undo: list[Callable[[], None]]) -> HttpRegistry:
+    """The client of whatever registry."""
+    from ..transport.registry import HttpRegistry
+
+    finder = HttpRegistry(channel.wake, token=security.token)
+    undo.append(lambda: finder.close(_RELEASE_TIMEOUT_S))
+    return finder
 
 
 def _serve_registry(host: str, token: str | None, undo: list[Callable[[], None]]) -> str:

@@ -128,12 +128,11 @@ class DecodeTurn:
 
     def on_open(self, use: int) -> None:
         """The caller opens the room."""
-        manifests = tuple(self._plans[use].manifest for _ in self._links)
         room = rooms.decode_room()
         grants = tuple(Grant(memory.LEASE.initial) for _ in self._links)
         self._records[use] = Record(room, Ended(room.phase, None, None, 0), grants=grants)
         self._carry_out(use, rooms.DECODE_ROOM.initial_commands)
-        self._step(use, Located(manifests))
+        self._step(use, Located((self._plans[use].manifest,) * len(self._links)))
 
     def on_hold(self) -> None:
         """The caller asks prefill to keep the room; decode has no memory for it yet."""

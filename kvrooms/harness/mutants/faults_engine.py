@@ -238,7 +238,7 @@ ENGINE = (
     Mutant(
         "any-name-may-report",
         "whoever knows the token of a grant may report for it",
-        Text("engine.decode_core:DecodeCore._arrival", " or grant.peer.agent != agent:", ":"),
+        Text("engine.decode_arrivals:DecodeArrivals._arrival", " or grant.peer.agent != agent:", ":"),
         ("S5",),
         only=True,
     ),
@@ -246,7 +246,7 @@ ENGINE = (
         "reports-are-not-bounded",
         "a notification may report any positions: those that are not owed are ignored",
         Text(
-            "engine.decode_core:DecodeCore._arrival",
+            "engine.decode_arrivals:DecodeArrivals._arrival",
             "if not within(grant.manifest, kind, component, first, first + size):",
             "if component >= max(len(grant.manifest.state), 1):",
         ),
