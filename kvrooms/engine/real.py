@@ -46,13 +46,11 @@ def assemble(
     from ..transport.nixl import NixlTransport
     from ..transport.system import SystemClock, SystemIds
 
-    security = security or load_security()
-    security.check(listen, registry)
+    (security := security or load_security()).check(listen, registry)
     memory.check_unmoved()
     undo: list[Callable[[], None]] = []
     try:
-        ids = SystemIds()
-        incarnation = ids.incarnation()
+        incarnation = (ids := SystemIds()).incarnation()
         transport = NixlTransport(agent_name(incarnation))
         undo.append(transport.close)
         source = transport.register(memory.layout, memory.regions)
@@ -74,8 +72,8 @@ def assemble(
         transport=transport, channel=channel, registry=finder, clock=SystemClock(), ids=ids, instance=instance,
         rank=rank,
     )  # fmt: skip
-    runner, release = partial(_thread, channel), lambda: _release(undo)
-    return Assembly(ports, source, runner, release, address, bootstrap, channel.counters, channel.abandon)
+    run, end = partial(_thread, channel), partial(_release, undo)
+    return Assembly(ports, source, run, end, address, bootstrap, channel.counters, channel.abandon)
 
 
 def _advertised(address: str, host: str | None) -> str:
