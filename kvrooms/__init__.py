@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine.decode import DecodeEngine
+    from .engine.group import RoomGroup
     from .engine.handle import wait_any
     from .engine.prefill import PrefillEngine
     from .engine.security import Security
     from .protocol.errors import (
         EngineClosed,
+        GroupIncomplete,
         HandshakeRefused,
         InvalidArgument,
         Overloaded,
@@ -32,6 +34,7 @@ __all__ = [
     "Component",
     "DecodeEngine",
     "EngineClosed",
+    "GroupIncomplete",
     "HandshakeRefused",
     "Instance",
     "InvalidArgument",
@@ -41,6 +44,7 @@ __all__ = [
     "Rank",
     "RoomClosed",
     "RoomFailed",
+    "RoomGroup",
     "Security",
     "Shard",
     "Status",
@@ -54,6 +58,7 @@ _HOME = {
     "Component": ".protocol.memory",
     "DecodeEngine": ".engine.decode",
     "EngineClosed": ".protocol.errors",
+    "GroupIncomplete": ".protocol.errors",
     "HandshakeRefused": ".protocol.errors",
     "Instance": ".protocol.layout",
     "InvalidArgument": ".protocol.errors",
@@ -63,6 +68,7 @@ _HOME = {
     "Rank": ".protocol.layout",
     "RoomClosed": ".protocol.errors",
     "RoomFailed": ".protocol.errors",
+    "RoomGroup": ".engine.group",
     "Security": ".engine.security",
     "Shard": ".protocol.layout",
     "Status": ".protocol.status",

@@ -40,6 +40,17 @@ class HandshakeRefused(KvroomsError):
         super().__init__("; ".join(words))
 
 
+class GroupIncomplete(KvroomsError, TimeoutError):
+    """Not every rank of a group has joined in time. `missing`: which, as far as this rank knows; `why`: in words."""
+
+    def __init__(self, name: str, seconds: float, why: str, missing: tuple[int, ...]) -> None:
+        self.missing = missing
+        self.why = why
+        ranks = "rank " if len(missing) == 1 else "ranks "
+        who = ranks + ", ".join(map(str, missing)) if missing else "the leader"
+        super().__init__(f"{name}: after {seconds:g} s {who} had not joined{f': {why}' if why else ''}")
+
+
 class TransportError(KvroomsError):
     """A transfer could not be posted or did not complete."""
 

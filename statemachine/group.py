@@ -92,7 +92,7 @@ def _decision_table() -> Table[Decision, DecisionEvent, Votes]:
         go(Decision.OPEN),
     )
     for event in _ENDS:
-        stale = (ignore(Votes.REPEATED),) if event is DecisionEvent.FAILED else ()
+        stale: tuple[DecisionRow, ...] = (ignore(Votes.REPEATED),) if event is DecisionEvent.FAILED else ()
         kept = (Do.KEEP_OUTCOME,) if event is DecisionEvent.LOST else ()
         cells[Decision.OPEN, event] = (*stale, fail(Decision.FAILED, *decided, *kept))
     for state in (Decision.DONE, Decision.FAILED):

@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from .core import EngineCore
+from ..transport.ports import Clock
+from .settings import EngineSettings
 
 log = logging.getLogger("kvrooms.engine")
 _BLINK_S = 50e-6
@@ -19,6 +20,39 @@ machine the kernel likes to wake it on the very core of whoever wrote to the soc
 _LONGEST_SLEEP_S = 10.0
 _PR_SET_TIMERSLACK = 29
 _LONGEST_BLIND_S = 0.02
+
+
+class Core(Protocol):
+    """What a thread can turn: `EngineCore`, or the core of a group."""
+
+    name: str
+    settings: EngineSettings
+    clock: Clock
+    reported: bool
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Queue a call for the next turn. Any thread."""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether calls are queued."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether something has to be polled that wakes nobody."""
+
+    @property
+    def undrained(self) -> int:
+        """What is left to do after `shutdown`."""
+
+    def turn(self) -> bool:
+        """One round. Returns whether anything happened."""
+
+    def next_deadline(self) -> float | None:
+        """When the next alarm is due."""
+
+    def shutdown(self) -> None:
+        """End what is open."""
 
 
 class Waiting(Protocol):
@@ -34,7 +68,7 @@ class Waiting(Protocol):
 class EngineThread:
     """Runs a core until it is stopped. `finish` is called on the thread at the end, whatever ended it."""
 
-    def __init__(self, core: EngineCore, channel: Waiting, finish: Callable[[], None]) -> None:
+    def __init__(self, core: Core, channel: Waiting, finish: Callable[[], None]) -> None:
         self._core = core
         self._channel = channel
         self._finish = finish

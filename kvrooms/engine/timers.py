@@ -26,6 +26,7 @@ class Alarm(Symbol):
     REDIAL = "a connection's next try"
     HOLD = "a hold's next renewal"
     FENCE = "a peer that is said to be fenced has been silent for long enough"
+    DECISION = "a room's decision in a group"
 
 
 class Timers:
