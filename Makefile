@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TREE := build/tree
 PYTEST_ARGS ?=
+MUTATION_ARGS ?=
 
-.PHONY: help demo test setup lint format types layers tree spec-check docs-spec tests verify-quick verify check-deep bench clean
+.PHONY: help demo test setup lint format types layers tree spec-check docs-spec tests verify-quick verify check-deep bench mutation clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -83,6 +84,9 @@ check-deep: $(STAMP) ## The long versions of the tests
 
 bench: $(STAMP) ## Throughput and latency beside a floor without any protocol
 	@timeout 1800 $(BIN)/kvrooms bench
+
+mutation: $(STAMP) ## Change protocol/ and statemachine/ a little, everywhere: which changes does no test notice?
+	@nice -n 15 $(BIN)/python benchmarks/mutation.py $(MUTATION_ARGS)
 
 clean: ## Remove what was built, the environment too
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
