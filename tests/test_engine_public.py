@@ -124,6 +124,25 @@ def test_a_wrong_send_is_named_and_the_room_is_as_before() -> None:
             sender.send([1])
 
 
+def test_a_room_that_owes_nothing_is_done_before_its_sends_and_takes_them_all_the_same() -> None:
+    """Its caller computes the whole prompt, and does not know what decode holds."""
+    bench = Bench(1)
+    plan = bench.plan(3, prefix=3, aux=False)
+    receiver, sender = bench.receive(plan), bench.offer(plan, early=True)
+    bench.finish(receiver, sender)
+    assert receiver.poll() is sender.poll() is Status.DONE
+    with pytest.raises(InvalidArgument, match="too many"):
+        sender.send([0, 1, 2, 3])
+    with pytest.raises(InvalidArgument, match="only 1 of 3 pages"):
+        sender.send([0], last=True)
+    sender.send([0, 1])
+    sender.send([2], last=True)
+    bench.settle()
+    with pytest.raises(RoomClosed, match="everything was sent"):
+        sender.send([3])
+    bench.check_bytes()
+
+
 def test_a_room_that_has_ended_or_was_closed_takes_no_send() -> None:
     bench = Bench(1)
     ended, closed = bench.prefill.open(1), bench.prefill.open(2)

@@ -16,6 +16,7 @@ from ..protocol.manifest import state_indices as spelled
 from ..protocol.memory import Memory
 from ..protocol.registration import check_bootstrap, check_instance
 from ..protocol.shares import part_of
+from ..protocol.status import Status
 from .core import EngineCore
 from .decode import room_settings
 from .handle import Room
@@ -61,8 +62,10 @@ class PrefillRoom(Room):
         others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
         layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
         last: nothing follows, so the totals are now known; aux goes with it. None: the last one if the room was opened
-        with a number of pages and this reaches it. The items must stay as they are until `memory_free`. Raises
-        InvalidArgument (nothing was sent, the room is as before), RoomClosed once the room has ended.
+        with a number of pages and this reaches it. The items must stay as they are until `memory_free`. A room that owes
+        nothing (decode holds all pages, another rank sends what this one has too) may be DONE before its sends: they are
+        taken, and go nowhere. Raises InvalidArgument (nothing was sent, the room is as before), RoomClosed once the room
+        has ended.
         """
         self._engine._send(self, pages, state_indices, layers, last)  # noqa: SLF001
 
@@ -202,7 +205,9 @@ def _next(
     names: tuple[str, ...],
 ) -> Send:
     """The send that continues a room's earlier ones; the room's totals move on only if nothing is wrong with it."""
-    if room.poll().terminal or room.record is None:
+    status = room.poll()
+    nothing_owed = status is Status.DONE and not room._complete  # noqa: SLF001 - what is sent now goes nowhere
+    if (status.terminal and not nothing_owed) or room.record is None:
         raise RoomClosed(f"{room!r} has ended: {room.failure or 'everything was sent'}")
     if room._complete:  # noqa: SLF001
         raise InvalidArgument("send", len(pages), "the last send of this room was made before")

@@ -205,7 +205,7 @@ class Callers:
             return
         life.sent_all = not life.sends
         life.touched_by_callers(self.world.now)
-        if caller.end is not None:
+        if caller.end is not None and caller.end.status is not Status.DONE:  # one that owes nothing is DONE at once
             self.judge.accuse("S2", f"{life} has ended, and prefill takes more of it", life)
 
     def _send_wrongly(self, life: Life, caller: Caller, send: dict[str, Any]) -> None:
