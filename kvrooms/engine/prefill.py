@@ -19,6 +19,7 @@ from ..protocol.shares import part_of
 from ..protocol.status import Status
 from .core import EngineCore
 from .decode import room_settings
+from .group import RoomGroup
 from .handle import Room
 from .host import Assembly, Engine, Place
 from .prefill_core import PrefillCore
@@ -62,10 +63,9 @@ class PrefillRoom(Room):
         others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
         layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
         last: nothing follows, so the totals are now known; aux goes with it. None: the last one if the room was opened
-        with a number of pages and this reaches it. The items must stay as they are until `memory_free`. A room that owes
-        nothing (decode holds all pages, another rank sends what this one has too) may be DONE before its sends: they are
-        taken, and go nowhere. Raises InvalidArgument (nothing was sent, the room is as before), RoomClosed once the room
-        has ended.
+        with a number of pages and this reaches it. The items must stay as they are until `memory_free`. A room that
+        owes nothing (decode holds all pages, or another rank sends them) may be DONE before its sends: they are taken,
+        and go nowhere. Raises InvalidArgument (nothing was sent, the room is as before), RoomClosed once it has ended.
         """
         self._engine._send(self, pages, state_indices, layers, last)  # noqa: SLF001
 
@@ -96,9 +96,12 @@ class PrefillEngine(Engine):
         settings: EngineSettings | None = None,
         security: Security | None = None,
         assembly: Assembly | None = None,
+        group: RoomGroup | None = None,
         **overrides: float,
     ) -> None:
         settings = settings or load_settings(**overrides)
+        if group is not None:
+            group.check_free()
         ranks = check_int("ranks", ranks, 1, RANKS_MAX)
         cp_size = check_int("cp_size", cp_size, 1, RANKS_MAX)
         self._cp = check_int("cp_rank", cp_rank, 0, cp_size - 1), cp_size
@@ -119,7 +122,7 @@ class PrefillEngine(Engine):
                 place=Place(check_int("rank", rank, 0, ranks - 1), ranks, Rank(memory.layout, *self._cp)),
             )
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
-        super().__init__(memory, settings, assembly)
+        super().__init__(memory, settings, assembly, group)
 
     def _make_core(self, assembly: Assembly) -> EngineCore:
         return PrefillCore(assembly.ports, assembly.source)
@@ -178,6 +181,7 @@ class PrefillEngine(Engine):
             self._claims.take_key(key)
             self._open_rooms.add(handle)
             self._submit(cast(PrefillCore, self._core).open, record, declaration)  # before whatever refuses rooms
+            self._enter(handle)
         return handle
 
     def _send(self, room: PrefillRoom, pages: object, state_indices: object, layers: object, last: bool | None) -> None:
