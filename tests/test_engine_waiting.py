@@ -24,6 +24,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.name, self.pid, self.lock = "desk", os.getpid(), threading.Lock()
+        self.group = None
         self.calls: list[str] = []
 
     def abort_room(self, room: Room, detail: str) -> None:

@@ -18,6 +18,7 @@ from ..protocol.registration import check_bootstrap, check_instance, check_rank
 from .core import EngineCore
 from .decode_core import DecodeCore
 from .decode_state import DecodeRecord, Target, Wish
+from .group import RoomGroup
 from .handle import Room, check_process
 from .holds import Hold
 from .host import Assembly, Engine
@@ -42,7 +43,8 @@ class DecodeEngine(Engine):
     memory: the registered pools. name: for logs and for the peers. settings: see `EngineSettings`; single settings can
     be given by name instead (`DecodeEngine(memory, moving_timeout_s=5)`), else `KVROOMS_*`, else defaults. security:
     what peers and registry must know; None: see `load_security`. ranks, rank: what all ranks of this decode instance
-    have, and which of them this is; None: it is alone.
+    have, and which of them this is; None: it is alone. group: the ranks that give each room one `outcome`; None: only
+    this one.
     Raises InvalidArgument and TransportError.
     """
 
@@ -54,11 +56,14 @@ class DecodeEngine(Engine):
         settings: EngineSettings | None = None,
         security: Security | None = None,
         assembly: Assembly | None = None,
+        group: RoomGroup | None = None,
         ranks: Instance | None = None,
         rank: int = 0,
         **overrides: float,
     ) -> None:
         settings = settings or load_settings(**overrides)
+        if group is not None:
+            group.check_free()
         self._security: Security | None = None
         if assembly is None:
             from .real import assemble
@@ -70,7 +75,7 @@ class DecodeEngine(Engine):
         self._items = tuple(memory.regions.component_items(i) for i in range(len(memory.layout.state)))
         self._targets: dict[tuple[str, str, int], Target] = {}
         self._holds: dict[RoomKey, Hold] = {}
-        super().__init__(memory, settings, assembly)
+        super().__init__(memory, settings, assembly, group)
 
     def _make_core(self, assembly: Assembly) -> EngineCore:
         return DecodeCore(assembly.ports)
@@ -121,7 +126,9 @@ class DecodeEngine(Engine):
         held = self._holds.get(key)
         if held is not None:
             self.release(held)
-        self._submit(cast(DecodeCore, self._core).open, record)
+        with self.lock:
+            self._submit(cast(DecodeCore, self._core).open, record)
+            self._enter(handle)
         return handle
 
     def hold(self, room: int, *, bootstrap: str, attempt: int = 0, instance: str = "", rank: int = 0) -> Hold:

@@ -75,9 +75,9 @@ class DecodeCore(DecodeArrivals):
         record.unreleased = len(record.grants)
         self._step(record, Located(tuple(manifest for manifest, _ in wanted)))
 
-    def abort(self, record: DecodeRecord, detail: str) -> None:
-        """The caller aborts the room. Idempotent."""
-        self._fail(record, On.ABORT, Failure(Reason.ABORTED, detail))
+    def abort(self, record: DecodeRecord, detail: str, reason: Reason = Reason.ABORTED) -> None:
+        """The caller, or the group, aborts the room. Idempotent."""
+        self._fail(record, On.ABORT, Failure(reason, detail))
 
     def close_room(self, record: DecodeRecord) -> None:
         """The caller is finished with the room. Idempotent."""

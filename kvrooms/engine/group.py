@@ -150,23 +150,27 @@ class RoomGroup:
         return self
 
     def attach(self, user: GroupUser) -> None:
-        """Tell `user` of outcomes; there can be one. Raises InvalidArgument, also before every rank has joined."""
+        """Tell `user` of outcomes; there can be one. Raises as `check_free` does."""
+        with self._lock:
+            self.check_free()
+            self._user = user
+
+    def check_free(self) -> None:
+        """Raise InvalidArgument if not every rank has joined, or an engine has this group; EngineClosed."""
         self._check_open()
         if not self.members:
             raise InvalidArgument("group", self.name, "join() it first")
-        with self._lock:
-            if self._user is not None:
-                raise InvalidArgument("group", self.name, "it belongs to an engine already; each engine has its own")
-            self._user = user
+        if self._user is not None:
+            raise InvalidArgument("group", self.name, "it belongs to an engine already; each engine has its own")
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
     def enter(self, key: RoomKey) -> None:
         """A room is open on this rank; its outcome will be told, once. An engine does this for its rooms.
 
-        Raises InvalidArgument if its last life under this key is not decided, EngineClosed.
+        Raises InvalidArgument if the last room with this key is not decided. Never blocks.
         """
-        self._check_open()
+        self._check_process()
         with self._lock:
             if key in self._entered:
                 raise InvalidArgument("room", key.room, f"{key} is not decided by its group yet; use another attempt")
@@ -174,23 +178,22 @@ class RoomGroup:
             self._recent.pop(key, None)
         self._submit(self._core.enter, key)
 
-    def report(self, key: RoomKey, status: Status, failure: Failure | None = None) -> None:
+    def report(self, key: RoomKey, status: Status, failure: Failure | None = None) -> bool:
         """How an entered room ended on this rank: DONE, or FAILED because of `failure`. The first report counts.
 
-        It is ignored once the outcome is known. Never blocks.
+        It is ignored once the outcome is known. False: the group is closed, so the outcome is FAILED. Never blocks.
         """
         self._check_process()
         if not status.terminal:
             raise InvalidArgument("status", status, "must be DONE or FAILED")
         why = None if status is Status.DONE else failure or Failure(Reason.ABORTED, "it failed")
         with self._lock:
-            late = self._closed and key in self._entered
-            if not self._closed:
-                self._core.submit(self._core.report, key, why)  # in here, so that `_finish` does not miss it
-        if late:
-            self.outcome_is(key, Status.FAILED, Failure(Reason.SHUTDOWN, "the group was closed before the room ended"))
-        else:
-            self._runner.wake()
+            if self._closed:
+                self._settle(key, Status.FAILED)
+                return False
+            self._core.submit(self._core.report, key, why)  # in here, so that `_finish` does not miss it
+        self._runner.wake()
+        return True
 
     def outcome(self, key: RoomKey) -> Status | None:
         """DONE or FAILED; None while it is not decided, and for a room that was not entered, or not lately."""
@@ -220,6 +223,11 @@ class RoomGroup:
         return waiter.status
 
     # -- looking -------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it decides nothing any more."""
+        return self._closed
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -283,18 +291,9 @@ class RoomGroup:
     def outcome_is(self, key: RoomKey, status: Status, failure: Failure | None) -> None:
         """See `GroupWatcher.outcome_is`."""
         with self._lock:
-            if key not in self._entered:
-                return
-            self._entered.discard(key)
-            self._recent[key] = status
-            if len(self._recent) > RECENT:
-                del self._recent[next(iter(self._recent))]
-            waiters = self._waiters.pop(key, ())
+            self._settle(key, status)
         if self._user is not None:
             self._user.on_outcome(key, status, failure)
-        for waiter in waiters:
-            waiter.status = status
-            waiter.told.set()
 
     def abort(self, key: RoomKey, failure: Failure) -> None:
         """See `GroupWatcher.abort`."""
@@ -306,6 +305,16 @@ class RoomGroup:
         self._problems = problems
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _settle(self, key: RoomKey, status: Status) -> None:
+        """A room has its outcome. The lock is held."""
+        self._entered.discard(key)
+        self._recent[key] = status
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
+        for waiter in self._waiters.pop(key, ()):
+            waiter.status = status
+            waiter.told.set()
 
     def _submit(self, call: Callable[..., None], *arguments: object) -> None:
         self._core.submit(call, *arguments)

@@ -29,6 +29,7 @@ class Desk(Protocol):
     name: str
     lock: threading.Lock
     pid: int
+    group: Any
 
     def abort_room(self, room: Any, detail: str) -> None:
         """Abort on the engine's thread."""
@@ -41,6 +42,9 @@ class Desk(Protocol):
 
     def room_forgotten(self, room: Any) -> None:
         """The engine holds the room no more (engine's thread)."""
+
+    def room_ended(self, room: Any) -> None:
+        """The room, which is in a group, is DONE or FAILED here (engine's thread)."""
 
 
 class _Gate:
@@ -130,8 +134,11 @@ class Room:
         self._free = _Moment()
         self._gone = _Moment()
         self._surfaced = False
+        self._decided = None if desk.group is None else _Moment()
+        self._outcome: Status | None = None
+        self._outcome_failure: Failure | None = None
         self.record: Any = None
-        self.key_free = False
+        self.key_free = self.left = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._key} {self._phase.value}>"
@@ -191,6 +198,22 @@ class Room:
             self._check_process()
         return self._status
 
+    @property
+    def outcome(self) -> Status:
+        """How the room ended on all ranks of the engine's group: DONE only if it is DONE on each, and the same on each.
+
+        Not DONE or FAILED before the group has decided. Without a group, `poll()`. Never blocks.
+        """
+        status = self.poll()
+        if self._decided is None or self._outcome is not None:
+            return self._outcome or status
+        return Status.TRANSFERRING if status.terminal else status
+
+    @property
+    def outcome_failure(self) -> Failure | None:
+        """Why the outcome is FAILED: the first cause, with the rank that had it."""
+        return self._failure if self._decided is None else self._outcome_failure
+
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -199,6 +222,13 @@ class Room:
         if not self._status.terminal and not self._end.wait(self._desk.lock, timeout):
             raise TimeoutError(f"{self._key} is in {self._phase.value} after {timeout} s")
         return self._status
+
+    def wait_outcome(self, timeout: float | None = None) -> Status:
+        """Block until `outcome` is DONE or FAILED and return that; TimeoutError after `timeout` seconds."""
+        self._check_process()
+        if not (self._decided or self._end).wait(self._desk.lock, timeout):
+            raise TimeoutError(f"{self._key} has no outcome after {timeout} s; here it is in {self._phase.value}")
+        return self.outcome
 
     def wait_memory_free(self, timeout: float | None = None) -> bool:
         """Block until `memory_free`; False after `timeout` seconds."""
@@ -214,6 +244,14 @@ class Room:
         if not self._status.terminal:
             await _asynchronously(self._end, self._desk.lock)
         return self._status
+
+    async def decided(self) -> Status:
+        """`wait_outcome()` for asyncio."""
+        self._check_process()
+        moment = self._decided or self._end
+        if not moment.happened:
+            await _asynchronously(moment, self._desk.lock)
+        return self.outcome
 
     async def memory_freed(self) -> None:
         """`wait_memory_free()` for asyncio."""
@@ -245,10 +283,10 @@ class Room:
     def failure_exception(self) -> None:
         """Raise RoomFailed with the first cause, once, after the engine holds nothing of the room any more.
 
-        Nothing happens if the room has not failed. Raises RoomClosed when the failure was raised before.
+        Nothing happens if neither the room nor its outcome is FAILED. Raises RoomClosed when it was raised before.
         """
         self._check_process()
-        if self._status is not Status.FAILED:
+        if Status.FAILED not in (self._status, self._outcome):
             return
         with self._desk.lock:
             surfaced, self._surfaced = self._surfaced, True
@@ -257,8 +295,9 @@ class Room:
         self.close()
         if not self._gone.wait(self._desk.lock, _FORGET_TIMEOUT_S):
             raise EngineClosed(f"{self._desk.name} did not let go of {self._key}")
-        assert self._failure is not None
-        raise RoomFailed(str(self._key), self._failure, tuple(self._context), self._met)
+        failure = self._failure or self._outcome_failure
+        assert failure is not None
+        raise RoomFailed(str(self._key), failure, tuple(self._context), self._met)
 
     def __enter__(self: H) -> H:
         return self
@@ -282,6 +321,8 @@ class Room:
         self._phase = phase
         self._status = status_of(phase, moved=True)
         self._end.happen(self._desk.lock)
+        if self._decided is not None:
+            self._desk.room_ended(self)
 
     def freed(self, why: str) -> None:
         """See `Watcher.freed`."""
@@ -294,6 +335,12 @@ class Room:
         self._desk.room_forgotten(self)
         self.record = None
         self._gone.happen(self._desk.lock)
+
+    def decide(self, outcome: Status, failure: Failure | None) -> None:
+        """The outcome (the group's thread)."""
+        assert self._decided is not None
+        self._outcome, self._outcome_failure = outcome, failure
+        self._decided.happen(self._desk.lock)
 
     def _check_process(self) -> None:
         check_process(self._desk)

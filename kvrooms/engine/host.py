@@ -14,10 +14,11 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ..protocol.errors import EngineClosed, Overloaded
 from ..protocol.failure import Failure, Reason
+from ..protocol.identity import RoomKey
 from ..protocol.layout import Rank
 from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
@@ -28,6 +29,9 @@ from .forks import watch
 from .handle import Room, check_process
 from .health import Health
 from .settings import EngineSettings
+
+if TYPE_CHECKING:
+    from .group import RoomGroup
 
 CLOSE_TIMEOUT_S = 10.0
 _ACKNOWLEDGE_S = 1.0
@@ -96,7 +100,9 @@ def engines() -> list[Engine]:
 class Engine:
     """Base of both engines. Any method may be called from any thread of the process that made the engine."""
 
-    def __init__(self, memory: Memory, settings: EngineSettings, assembly: Assembly) -> None:
+    def __init__(
+        self, memory: Memory, settings: EngineSettings, assembly: Assembly, group: RoomGroup | None = None
+    ) -> None:
         self.memory = memory
         self.settings = settings
         self.name = assembly.ports.name
@@ -105,9 +111,13 @@ class Engine:
         self._assembly = assembly
         self._claims = Claims(memory.layout, memory.regions)
         self._open_rooms: set[Room] = set()
+        self._undecided: dict[RoomKey, Room] = {}
+        self.group = group
         self._closed = False
         self._draining = False
         self._core = self._make_core(assembly)
+        if group is not None:
+            group.attach(self)
         self._runner = assembly.runner(self._core, self._finish)
         self._runner.start()
         watch(self)
@@ -132,6 +142,8 @@ class Engine:
         check_process(self)
         with self.lock:
             claims = {"keys": len(self._open_rooms), "claims": len(self._claims)}
+            if self.group is not None:
+                claims["undecided"] = len(self._undecided)
         return {**self._core.tables(), **claims}
 
     def health(self) -> Health:
@@ -141,6 +153,8 @@ class Engine:
         """
         check_process(self)
         health = self._core.health()
+        if self.group is not None and self.group.problems:
+            health = health._replace(ok=False, problems=(*health.problems, *self.group.problems))
         if self._closed:
             return health._replace(ok=False, problems=(*health.problems, "the engine has ended"))
         return health
@@ -224,7 +238,13 @@ class Engine:
             self._open_rooms.discard(room)
 
     def _give_key_back(self, room: Room) -> None:
-        """Let the room's key be used again, once: a second time it may be another room's. The lock is held."""
+        """Let the room's key be used again, once: a second time it may be another room's. The lock is held.
+
+        A room whose group has not decided it keeps its key until then, so that its next life is not taken for this one.
+        """
+        if self._undecided.get(room._key) is room:  # noqa: SLF001
+            room.left = True
+            return
         if not room.key_free:
             room.key_free = True
             self._claims.drop_key(room._key)  # noqa: SLF001
@@ -238,6 +258,54 @@ class Engine:
             raise Overloaded(
                 f"{self.name} has {len(self._open_rooms)} rooms that are not closed, and rooms_max is that"
             )
+        if len(self._undecided) >= self.settings.rooms_max:
+            raise Overloaded(f"{len(self._undecided)} rooms of {self.name} wait for their group, and rooms_max is that")
+        if self.group is not None and self.group.closed:
+            raise EngineClosed(f"{self.name} takes no new rooms: its group is closed")
+
+    # -- for the group (GroupUser) ---------------------------------------------------------------------------------
+
+    def _enter(self, room: Room) -> None:
+        """The room is open, and its group will give it an outcome. The lock is held, so that no end overtakes this."""
+        if self.group is not None:
+            key = room._key  # noqa: SLF001
+            self._undecided[key] = room
+            self.group.enter(key)
+
+    def room_ended(self, room: Room) -> None:
+        """See `Desk.room_ended`."""
+        assert self.group is not None
+        key = room._key  # noqa: SLF001
+        with self.lock:  # whoever opens the same room again comes after this in the group's inbox
+            if self._undecided.get(key) is not room:
+                return
+            told = self.group.report(key, room.poll(), room.failure)
+        if not told:
+            words = "the engine's group was closed while the room was open"
+            self.on_outcome(key, Status.FAILED, Failure(Reason.SHUTDOWN, words))
+
+    def on_outcome(self, key: RoomKey, status: Status, failure: Failure | None) -> None:
+        """See `GroupUser.on_outcome`."""
+        with self.lock:
+            room = self._undecided.pop(key, None)
+            if room is not None and room.left:
+                self._give_key_back(room)
+        if room is not None:
+            if failure is not None:
+                self._end_here(room, failure)
+            room.decide(status, failure)
+
+    def on_abort(self, key: RoomKey, failure: Failure) -> None:
+        """See `GroupUser.on_abort`."""
+        with self.lock:
+            room = self._undecided.get(key)
+        if room is not None:
+            self._end_here(room, failure)
+
+    def _end_here(self, room: Room, failure: Failure) -> None:
+        record = room.record
+        if record is not None and not room.poll().terminal:
+            self._submit(self._core.abort, record, failure.detail, failure.reason)  # type: ignore[attr-defined]
 
     # -- inside --------------------------------------------------------------------------------------------------
 

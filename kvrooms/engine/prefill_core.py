@@ -62,9 +62,9 @@ class PrefillCore(PrefillGrants):
                 writer.outbox.put(send)
                 self._make_ready(writer)
 
-    def abort(self, record: PrefillRecord, detail: str) -> None:
-        """The caller aborts the room. Idempotent."""
-        self._fail(record, On.ABORT, Failure(Reason.ABORTED, detail))
+    def abort(self, record: PrefillRecord, detail: str, reason: Reason = Reason.ABORTED) -> None:
+        """The caller, or the group, aborts the room. Idempotent."""
+        self._fail(record, On.ABORT, Failure(reason, detail))
 
     def close_room(self, record: PrefillRecord) -> None:
         """The caller is finished with the room. Idempotent."""
