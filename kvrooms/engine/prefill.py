@@ -77,7 +77,7 @@ class PrefillEngine(Engine):
     bootstrap`); None serves one in this process. host, port: where decode engines connect (0: any free port);
     advertise: the host name to publish, where it differs. rank, ranks: which one this is of an instance of several
     ranks that send together, all under one name. cp_rank, cp_size: which part of every prompt's pages it computes.
-    settings, single settings, security and group as for `DecodeEngine`. Raises InvalidArgument, TransportError, OSError.
+    settings, single settings, security, group as for `DecodeEngine`. Raises InvalidArgument, TransportError, OSError.
     """
 
     def __init__(  # noqa: PLR0913 - a deployment is what these say
