@@ -40,7 +40,12 @@ def test_there_are_enough_mutants() -> None:
     assert len(BY_NAME) == len(MUTANTS) >= 60
     engine = [mutant for mutant in MUTANTS if mutant.fault.where.startswith("engine")]
     assert len(engine) >= 20
-    assert {mutant.fault.where.split(".")[0] for mutant in MUTANTS} == {"engine", "protocol", "statemachine"}
+    assert {mutant.fault.where.split(".")[0] for mutant in MUTANTS} == {
+        "engine",
+        "protocol",
+        "statemachine",
+        "transport",
+    }
     for mutant in MUTANTS:
         assert mutant.expected
         assert set(mutant.expected) <= set(PROPERTY_IDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from typing import NamedTuple
 
@@ -18,9 +19,10 @@ class Faults(NamedTuple):
     late (its connection stands still, this way, for up to `late_s` seconds). reorder: the frames of a connection come
     in any order. On the transport, per write: post_fails (nothing is posted), write_fails (it ends with an error, and
     what it had under way may land later all the same), write_slow (it stands still for up to `late_s` seconds),
-    write_stuck (it stands still until the world heals). delay: where timers run, the probability per step that time
-    passes first, so that anything may be slower than any timer. at_once: no fault; the probability that a write has
-    landed and is over when its post returns.
+    write_stuck (it stands still until the world heals); per descriptor: flips (it lands with another byte than was
+    sent, and nobody is told). delay: where timers run, the probability per step that time passes first, so that
+    anything may be slower than any timer. at_once: no fault; the probability that a write has landed and is over when
+    its post returns.
     """
 
     drop: float = 0.0
@@ -35,6 +37,7 @@ class Faults(NamedTuple):
     write_fails: float = 0.0
     write_slow: float = 0.0
     write_stuck: float = 0.0
+    flips: float = 0.0
     at_once: float = 0.0
 
     @property
@@ -78,3 +81,9 @@ def told_apart(frame: bytes, damaged: bytes) -> bool:
 def truncated(frame: bytes, draw: random.Random) -> bytes:
     """A frame whose end is missing."""
     return frame[: int(draw.random() * len(frame))]
+
+
+def damage(address: int, length: int, draw: random.Random) -> None:
+    """Flip a bit of some memory."""
+    byte = ctypes.c_ubyte.from_address(address + int(draw.random() * length))
+    byte.value ^= 1 << int(draw.random() * 8)

@@ -14,6 +14,7 @@ from ..protocol.plan import Descriptors, DescriptorTable, Piece
 from ..protocol.registration import Registration, Resolved, Unresolved
 from ..transport.ports import Arrival, Settlement
 from .channel import SimChannel, nobody
+from .faults import damage
 
 if TYPE_CHECKING:
     from .world import World
@@ -260,6 +261,9 @@ class SimTransport:
             return
         source, length, destination = row
         ctypes.memmove(destination, source if write.error is None else write.read[row], length)
+        if world.faults.flips and world.random.random() < world.faults.flips:
+            world.witness.disturbs("damaged", write)
+            damage(destination, length, world.random)
         write.left -= 1
         world.witness.landed(write, source, destination, length)
         if write.left or write.error is not None:

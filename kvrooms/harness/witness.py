@@ -41,7 +41,7 @@ class Witness:
         """A write was posted."""
 
     def disturbs(self, how: str, write: Write) -> None:
-        """A posted write goes wrong: "slow", "stuck", "failed"."""
+        """A posted write goes wrong: "slow", "stuck", "failed", "damaged"."""
 
     def landed(self, write: Write, source: int, destination: int, length: int) -> None:
         """Bytes of a write have been copied between these addresses."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .faults_badday import BADDAY
+from .faults_doors import DOORS
 from .faults_engine import ENGINE
 from .faults_fresh import FRESH
 from .faults_protocol import PROTOCOL
@@ -9,7 +11,7 @@ from .faults_public import PUBLIC
 from .faults_tables import TABLES
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = (
     "aux-guarded-by-state",

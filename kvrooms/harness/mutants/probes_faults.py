@@ -94,7 +94,7 @@ def a_lost_connection_ends_both_sides(play: Play) -> None:
         stage.fails(sender, Reason.PEER_LOST)
 
 
-def _late(stage: Stage, room: Room, seconds: float, reason: Reason, *words: str) -> None:
+def late(stage: Stage, room: Room, seconds: float, reason: Reason, *words: str) -> None:
     """A room must fail after so many seconds, and say what was open."""
     start = stage.world.now
     stage.run(lambda: room.poll().terminal or stage.world.now > start + seconds + _LATE_S, timers=True)
@@ -112,16 +112,16 @@ def a_silent_prefill_ends_the_room_within_its_deadlines(play: Play) -> None:
     """Nothing is heard; then nothing lands; then nothing lands any more."""
     stage = play.scene()
     receiver = stage.receive(bootstrap_timeout_s=9.0)
-    _late(stage, receiver, 9.0, Reason.DEADLINE_BOOTSTRAP, "METADATA")
+    late(stage, receiver, 9.0, Reason.DEADLINE_BOOTSTRAP, "METADATA")
     stage = play.scene(SWA)
     receiver, _ = stage.receive(waiting_timeout_s=7.0, state_indices=[[2]]), stage.offer()
     stage.settle()
-    _late(stage, receiver, 7.0, Reason.DEADLINE_WAITING, "pages 0 to 2 of 3", "aux", "1 of 1 indices of 'swa'")
+    late(stage, receiver, 7.0, Reason.DEADLINE_WAITING, "pages 0 to 2 of 3", "aux", "1 of 1 indices of 'swa'")
     stage = play.scene(SWA)
     receiver, sender = stage.receive(moving_timeout_s=6.0, state_indices=[[2]]), stage.offer()
     stage.send(sender, [3, 9, 4])
     stage.settle()
-    _late(stage, receiver, 6.0, Reason.DEADLINE_MOVING, "aux", "1 of 1 indices of 'swa'")
+    late(stage, receiver, 6.0, Reason.DEADLINE_MOVING, "aux", "1 of 1 indices of 'swa'")
 
 
 @probe("L3", seeds=1)
@@ -129,15 +129,15 @@ def a_silent_decode_ends_the_room_within_its_deadlines(play: Play) -> None:
     """No METADATA comes; or the caller sends no more."""
     stage = play.scene()
     sender = stage.offer(queued_timeout_s=9.0)
-    _late(stage, sender, 9.0, Reason.DEADLINE_BOOTSTRAP, "METADATA")
+    late(stage, sender, 9.0, Reason.DEADLINE_BOOTSTRAP, "METADATA")
     stage = play.scene()
     _, sender = stage.receive(), stage.offer(queued_timeout_s=6.0)
     stage.send(sender, [3, 9])
     stage.settle()
-    _late(stage, sender, 6.0, Reason.DEADLINE_WAITING, "page 2 of 3", "aux")
+    late(stage, sender, 6.0, Reason.DEADLINE_WAITING, "page 2 of 3", "aux")
     stage = play.scene()
     stage.world.writes_held = True
     _, sender = stage.receive(), stage.offer(moving_timeout_s=6.0)
     stage.send(sender, [3, 9])
     stage.settle()
-    _late(stage, sender, 6.0, Reason.DEADLINE_MOVING, "pages 0 to 2 of 3", "aux")
+    late(stage, sender, 6.0, Reason.DEADLINE_MOVING, "pages 0 to 2 of 3", "aux")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.decode import DecodeEngine, DecodeRoom
+from ...engine.holds import Hold
 from ...engine.prefill import PrefillEngine, PrefillRoom
 from ...engine.settings import EngineSettings
 from ...protocol import wire
@@ -158,6 +159,13 @@ class Stage:
         opened: DecodeRoom = side.engine.open(room, bootstrap=target.engine.bootstrap, **given)
         self.rooms.append((side.name, opened))
         return opened
+
+    def hold(self, room: int = 7, *, instance: str = "") -> Hold:
+        """Ask the first prefill engine, or the one of that name, to keep a room for the first decode engine."""
+        side = self.decodes[0]
+        self.note(f"{side.name} caller", "call", f"hold({room})", side.name)
+        held: Hold = side.engine.hold(room, bootstrap=self.prefills[0].engine.bootstrap, instance=instance)
+        return held
 
     def offer(self, room: int = 7, *, prefill: int = 0, **options: Any) -> PrefillRoom:
         """Open a room on prefill: slot 1, unless said otherwise."""
