@@ -249,7 +249,13 @@ def test_a_second_signal_ends_a_process_with_engines_while_it_drains(commands: A
 
 BENCH = ("-m", "kvrooms", "bench", "--json", "--quick", "--room", "4KiB", "--room", "64MiB")
 FUZZ = ("-m", "kvrooms", "fuzz", "--json", "--inputs", "0", "--messages", "1000")
-INPUTS = ("-m", "kvrooms", "fuzz", "--json", "--inputs", "100000000", "--messages", "0")
+INPUTS = ("-c", """
+import sys
+from kvrooms.fuzz import run
+run._SAY_EVERY_S = 0
+if __name__ == "__main__":
+    sys.exit(run.main(run.FuzzOptions(inputs=10**8, messages=0, json=True)))
+""")  # fmt: skip
 SOAK = ("-m", "kvrooms", "soak", "--json", "--rooms", "100000", "--fault-rate", "0")
 DEMO = ("-m", "kvrooms", "demo", "--json", "--model", "dense")
 
@@ -259,9 +265,30 @@ WHOM = pytest.mark.parametrize(
 )
 
 
+SEARCH = """
+import threading
+from kvrooms.harness.explore.run import explore
+def stay(line):
+    print("searching", flush=True)
+    threading.Event().wait()
+if __name__ == "__main__":
+    explore(["fault-1"], scope="quick", workers=2, progress=stay)
+"""
+
+
 def report_of(said: list[str]) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(next(line for line in reversed(said) if line.startswith("{")))
     return report
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_the_workers_of_a_search_end_with_it(commands: Any, sign: signal.Signals) -> None:
+    command = commands("-c", SEARCH)
+    command.says("searching")
+    command.look()
+    assert len(command.handles) >= 3, "itself and two workers; beside them Python's own keeper of semaphores"
+    command.tell(sign)
+    assert command.ended()[0] == -sign
 
 
 @pytest.mark.nixl
@@ -344,7 +371,7 @@ def test_a_soak_ends_with_its_report_when_one_of_its_engines_is_told_to(commands
     ("arguments", "words"),
     [
         pytest.param(SOAK, "rooms:", id="soak"),
-        pytest.param(INPUTS, "inputs to the decoders", id="inputs"),
+        pytest.param(INPUTS, "0,000 of 100,000,000 inputs", id="inputs"),
         pytest.param(BENCH, "4KiB, 1 in flight", id="bench", marks=pytest.mark.deep),
         pytest.param(FUZZ, "of 1,000 messages", id="fuzz", marks=pytest.mark.deep),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import random
 import resource
@@ -15,13 +14,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..engine.ending import SIGNALS, Ending
+from ..engine.ending import SIGNALS, Ending, end_with_parent
 from ..protocol.errors import WireError
 from .decoders import BY_NAME, Decoder, draw
 from .mutate import mutated, noise
 
 PROCESSES = 2
-_PR_SET_PDEATHSIG = 1
 _BATCH = 10_000
 _NOISE = 0.05
 _VALID = 0.02
@@ -191,7 +189,7 @@ def _bounded() -> None:
     """In a worker: little memory, no life without the parent, and no ears for signals, which are the parent's."""
     for sign in SIGNALS:
         signal.signal(sign, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -6,7 +6,6 @@ process that gets it as its pipe; the answer is its pid. Nothing here has a thre
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -14,9 +13,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from ..engine.ending import SIGNALS
-
-_PR_SET_PDEATHSIG = 1
+from ..engine.ending import SIGNALS, end_with_parent
 
 
 def main(descriptor: int) -> None:
@@ -63,7 +60,7 @@ def _child(pipe: int) -> NoReturn:
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         os.dup2(pipe, 3)
         os.closerange(4, 4096)  # also the zygote's own: whoever holds a pipe's end keeps its other end from noticing
         from .worker import main as work

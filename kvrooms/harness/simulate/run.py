@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...engine.ending import end_with_parent
 from ..evidence import Counterexample, Step, Tally, timeline_lines
 from .day import Day
 from .evening import Evening
@@ -152,7 +153,7 @@ def _outcomes(seed: int, workers: int) -> Iterator[Outcome]:
         while True:
             yield _judged(seed)
             seed += 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=end_with_parent) as pool:
         running: list[Future[list[Outcome]]] = []
         try:
             while True:
