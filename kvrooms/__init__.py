@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from .protocol.layout import Instance, Rank, Shard
     from .protocol.memory import Buffer, Component, Memory
+    from .protocol.split import split
     from .protocol.status import Status
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ __all__ = [
     "Status",
     "WireError",
     "__version__",
+    "split",
     "wait_any",
 ]
 
@@ -73,6 +75,7 @@ _HOME = {
     "Shard": ".protocol.layout",
     "Status": ".protocol.status",
     "WireError": ".protocol.errors",
+    "split": ".protocol.split",
     "wait_any": ".engine.handle",
 }
 

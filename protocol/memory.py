@@ -13,15 +13,21 @@ import numpy as np
 
 from .errors import InvalidArgument
 from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, check_int
-from .layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
+from .layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions, Shard
+from .split import check_shards
 
 
 class Buffer(NamedTuple):
-    """One layer's array of a role ("k", "v", "kv", "conv", ...): contiguous, shape [items, ...]."""
+    """One layer's array of a role ("k", "v", "kv", "conv", ...): contiguous, shape [items, ...].
+
+    shards: which part of the whole model's items this rank has (see `split`); none: items are not split, or whoever has
+    the layer has all of them.
+    """
 
     layer: int
     role: str
     array: Any
+    shards: Sequence[Shard] = ()
 
 
 class Component(NamedTuple):
@@ -84,16 +90,21 @@ def _name(field: str, value: object) -> str:
     return value
 
 
-def _buffers(field: str, buffers: Sequence[Buffer]) -> tuple[tuple[BufferSpec, ...], tuple[Region, ...]]:
+def _buffers(
+    field: str, buffers: Sequence[Buffer], page_size: int | None = None
+) -> tuple[tuple[BufferSpec, ...], tuple[Region, ...]]:
     specs: list[BufferSpec] = []
     regions: list[Region] = []
     if len(buffers) > BUFFERS_MAX:
         raise InvalidArgument(field, len(buffers), f"may have at most {BUFFERS_MAX} buffers")
-    for layer, role, array in buffers:
+    for buffer in buffers:
+        layer, role, array, shards = Buffer(*buffer)
         where = f"{field}[layer {layer} {role}]"
         described = _describe(where, array)
         layer_id = check_int(f"{field}.layer", layer, 0, 2**31)
-        specs.append(BufferSpec(layer_id, _name(f"{field}.role", role), described.item_length, described.dtype))
+        length, dtype = described.item_length, described.dtype
+        parts = check_shards(f"{where}.shards", shards, length, page_size)
+        specs.append(BufferSpec(layer_id, _name(f"{field}.role", role), length, dtype, parts))
         regions.append(described.region)
         _same_group(where, regions[0], described.region)
     if len({(spec.layer, spec.role) for spec in specs}) != len(specs):
@@ -126,7 +137,7 @@ class Memory:
     ) -> None:
         page_size = check_int("page_size", page_size, 1, 2**20)
         kv, aux, state = tuple(kv), dict(aux or {}), tuple(state)
-        kv_specs, kv_regions = _buffers("kv", kv)
+        kv_specs, kv_regions = _buffers("kv", kv, page_size)
         if len(aux) > AUX_MAX:
             raise InvalidArgument("aux", len(aux), f"may have at most {AUX_MAX} buffers")
         aux_specs: list[AuxSpec] = []
