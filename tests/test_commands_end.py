@@ -320,9 +320,9 @@ def test_a_demo_drains_its_rooms(commands: Any, everybody: bool) -> None:
     report = report_of(said)
     assert status == 143, said
     assert report["errors"] == ["interrupted by SIGTERM"]
-    assert report["drained"] == {
-        name: {"done": 3, "failed": 0, "aborted": [], "held": 0} for name in ("prefill-dense", "decode-dense")
-    }
+    assert set(report["drained"]) == {"prefill-dense", "decode-dense"}
+    for drained in report["drained"].values():  # a room that was over and closed by then is not counted
+        assert (drained["failed"], drained["aborted"], drained["held"]) == (0, [], 0), report["drained"]
 
 
 @pytest.mark.nixl
