@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...protocol.identity import RoomKey
 from . import faults_ports, faults_strange, faults_talk
 from .faults import FAULTS
+from .ranks import FAULTS as RANK_FAULTS
+from .ranks import Shape
 from .scenario import NOTHINGS, Plan, Request
 from .system import Setup, System
 
@@ -27,7 +29,7 @@ ABORTS = frozenset({"decode_aborts", "prefill_aborts", "frame_repeated"})
 
 
 class Job(NamedTuple):
-    """One system to explore. keys: the room of each use. See `system.Setup` for the rest."""
+    """One system to explore. keys: the room of each use. shape: of several ranks. See `system.Setup` for the rest."""
 
     config: str
     request: Request
@@ -42,6 +44,7 @@ class Job(NamedTuple):
     symmetric: bool = False
     in_turn: bool = True
     hold: bool = False
+    shape: Shape | None = None
 
     def setup(self) -> Setup:
         """What a `System` is made from."""
@@ -77,6 +80,7 @@ NAMES = (
     "reuse",
     "beside",
     "hold",
+    "ranks",
     "alone",
 )
 
@@ -232,6 +236,18 @@ def _hold(_: Scope) -> Iterator[Job]:
     yield Job("hold", _asked((1,), aux=False), budget=1, faults=ABORTS, unordered=True, hold=True)
 
 
+def _ranks(scope: Scope) -> Iterator[Job]:
+    each, apart = (True,) * 4, (True, False, False, True)
+    shapes = [Shape(p, d, (True, p == 1), fault) for p, d in ((1, 2), (2, 1)) for fault in ("", *RANK_FAULTS)]
+    shapes += [Shape(1, 2, (True, True)), Shape(2, 1, (True, True), "decode aborts")]
+    if scope != "mutant":
+        shapes += [Shape(2, 2, each, in_time=True), Shape(2, 2, apart)]
+    if not _small(scope):
+        shapes += [Shape(2, 2, apart, fault, in_time=True) for fault in RANK_FAULTS]
+    for shape in shapes:
+        yield Job("ranks", _asked((1,), aux=False), shape=shape)
+
+
 def _alone(_: Scope) -> Iterator[Job]:
     yield Job("alone", _asked((1,)))  # no request matters to a machine by itself
 
@@ -248,5 +264,6 @@ _MAKERS = {
     "reuse": _reuse,
     "beside": _beside,
     "hold": _hold,
+    "ranks": _ranks,
     "alone": _alone,
 }

@@ -14,6 +14,7 @@ from ...protocol.invariants import INVARIANTS
 from ..evidence import Counterexample, Step, Tally
 from .alone import Alone
 from .configs import NAMES, Job, Scope, jobs
+from .ranks import Ranks
 from .search import Found, Search
 from .vacuity import unreached
 
@@ -73,7 +74,10 @@ def explore(
 def search(job: Job) -> tuple[Job, Found, float]:
     """One job, from the beginning, with nothing remembered from another. The seconds it took."""
     started = time.monotonic()
-    found = Alone().run() if job.config == "alone" else _searched(job)
+    if job.shape is not None:
+        found = Ranks(job.shape).run()
+    else:
+        found = Alone().run() if job.config == "alone" else _searched(job)
     return job, found, time.monotonic() - started
 
 
@@ -88,7 +92,7 @@ def _searched(job: Job) -> Found:
     return one.run()
 
 
-_HEAVY = ("abort", "fault-2", "beside")
+_HEAVY = ("abort", "fault-2", "beside", "ranks")
 
 
 def _weight(job: Job) -> tuple[int, int, int, int]:

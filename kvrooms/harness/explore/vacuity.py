@@ -29,8 +29,8 @@ OUT_OF_REACH: dict[str, str] = {
     r"prefill room: (DONE|FAILED) x (DECLARED|QUEUED|IDLE)": "an ended room takes nothing more from its caller",
     r"prefill room: (KV|AUX|STATE|DONE) x BOUND": "a second grant ends the room, or waits for its next life",
     r"prefill room: DONE x (POST_ERROR|PEER_LOST|PEER_FAILED|SETTLED)": "the grant of a room that is DONE is over",
-    r"prefill room: METADATA x (SETTLED|IDLE|POST_ERROR|PEER_LOST|PEER_FAILED)":
-        "without a grant nothing is posted, and no peer has to do with the room",
+    r"prefill room: METADATA x (SETTLED|IDLE|POST_ERROR|PEER_LOST)":
+        "nothing is posted before every rank is bound; no connection of a decode rank among several is cut",
     r"lease: HELD x (?!ADVERTISED|FAILED)\w+": "a grant that was not advertised has no number, and nobody knows of it",
     r"lease: GRANTED x (ACKED|WRITER_GONE|FENCED|RETRY|LINK_UP|CLOSED|ADVERTISED)":
         "whatever ends a grant fails its room first",
