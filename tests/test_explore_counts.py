@@ -127,7 +127,7 @@ DEFAULT = {
     "reuse": 377_306,
     "beside": 1_900_883,
     "hold": 6_218,
-    "alone": 2_527,
+    "ranks": 1_309_697, "alone": 3_415,
 }
 
 
