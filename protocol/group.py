@@ -47,8 +47,7 @@ class DecisionEvent(Symbol):
 
     DONE = "a rank reports that its room is DONE"
     FAILED = "a rank reports that its room has failed, or takes back that it was DONE"
-    LOST = "a rank is lost, or has left the group"
-    ABSENT = "a rank was lost before the room was known here, and has not come back"
+    LOST = "a rank is lost, or has left the group, and is not back"
     DEADLINE = "not every rank has reported in time, or the leader leaves"
     ACKED = "a rank has acknowledged the outcome"
     BACK = "the connection to a rank is up again"
@@ -77,12 +76,6 @@ class Lost(msgspec.Struct, frozen=True):
     def rank(self) -> int:
         """Which one."""
         return self.cause.rank
-
-
-class Absent(Lost, frozen=True):
-    """A rank was lost before this room was known, and is still."""
-
-    KIND: ClassVar[DecisionEvent] = DecisionEvent.ABSENT
 
 
 class Overdue(msgspec.Struct, frozen=True):

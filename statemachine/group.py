@@ -11,8 +11,9 @@ What holds:
 - If the leader is lost, nobody decides any more, and what a rank was not told is FAILED there. A rank that was told
   DONE before keeps it: then, and only then, one rank's DONE can be another's FAILED, for rooms whose outcome was on its
   way when the leader was lost. Such an instance is lost as a whole: no room of it becomes DONE any more.
-- A rank that is lost may come back, if only its connection was lost. What was decided before it was lost is kept for
-  it (so many rooms as were known then); everything else that it does not know has failed.
+- A rank that is lost may come back, if only its connection was lost. The outcomes that it was not told are kept for it
+  (of rooms that were DONE when it was lost, and of so many of the latest that have failed); every other room that it
+  has not heard of by then has failed.
 
 No time, no network, no callbacks: `engine.group_leader` and `engine.group_member` hold the rooms by their keys.
 """
@@ -77,7 +78,7 @@ class Votes(Symbol):
 
 DecisionRow = Row[Decision, Votes]
 StandingRow = Row[Standing, Always]
-_ENDS = (DecisionEvent.FAILED, DecisionEvent.LOST, DecisionEvent.ABSENT, DecisionEvent.DEADLINE)
+_ENDS = (DecisionEvent.FAILED, DecisionEvent.LOST, DecisionEvent.DEADLINE)
 _UNDECIDED = (Standing.OPEN, Standing.REPORTED, Standing.WITHDRAWN, Standing.FAILING)
 
 
@@ -98,7 +99,7 @@ def _decision_table() -> Table[Decision, DecisionEvent, Votes]:
     for state in (Decision.DONE, Decision.FAILED):
         for event in (DecisionEvent.DONE, DecisionEvent.FAILED):
             cells[state, event] = (go(state, Do.KEEP_REPORT, guard=Votes.NEXT), ignore())
-        for event in (DecisionEvent.LOST, DecisionEvent.ABSENT, DecisionEvent.ACKED):
+        for event in (DecisionEvent.LOST, DecisionEvent.ACKED):
             kept = (Do.KEEP_OUTCOME,) if event is DecisionEvent.LOST else ()
             cells[state, event] = (
                 ignore(Votes.REPEATED),

@@ -13,7 +13,6 @@ from tables import explore
 from kvrooms.protocol.events import Do
 from kvrooms.protocol.failure import DETAIL_MAX, Failure, Reason
 from kvrooms.protocol.group import (
-    Absent,
     Acknowledged,
     Back,
     Cause,
@@ -74,7 +73,6 @@ def test_done_when_all_are() -> None:
         (Reported(0, 5, BAD), Cause(0, BAD), {0, 1, 2}),  # it takes back that it was DONE
         (Overdue(LATE), LATE, {0, 1, 2}),
         (Lost(Cause(2, GONE)), Cause(2, GONE), {0, 1}),
-        (Absent(Cause(2, GONE)), Cause(2, GONE), {0, 1}),
     ],
 )
 def test_the_first_that_cannot_be_done_decides(event: Any, cause: Cause, owed: set[int]) -> None:
@@ -99,9 +97,8 @@ def test_forgotten_when_all_have_acknowledged() -> None:
     room, done = decided([*events, Acknowledged(0)])
     assert done[1:] == [[], [], [], [Do.TELL_RANK], [Do.KEEP_OUTCOME], [Do.FORGET]]
     assert not room.owed
-    assert decided([Reported(0, 1, BAD), Acknowledged(0), Acknowledged(1), Absent(Cause(2, GONE))])[1][-1] == [
-        Do.FORGET
-    ]
+    ended = [Reported(0, 1, BAD), Acknowledged(0), Acknowledged(1), Lost(Cause(2, GONE))]
+    assert decided(ended)[1][-1] == [Do.KEEP_OUTCOME, Do.FORGET]
 
 
 def test_what_comes_after_the_acknowledgement_is_of_the_next_life() -> None:
@@ -125,7 +122,7 @@ def test_missing_names_the_ranks() -> None:
 SIZE = 2
 EVENTS: list[Any] = [
     *(Reported(rank, number, failure) for rank in range(SIZE) for number in (1, 2) for failure in (None, BAD)),
-    *(cls(Cause(rank, GONE)) for cls in (Lost, Absent) for rank in range(SIZE)),
+    *(Lost(Cause(rank, GONE)) for rank in range(SIZE)),
     Overdue(LATE),
     *(cls(rank) for cls in (Acknowledged, Back) for rank in range(SIZE)),
 ]
@@ -257,7 +254,7 @@ def test_every_undecided_state_has_exits() -> None:
         for event in (MemberEvent.LEADER_LOST, MemberEvent.TOLD_FAILED):
             (row,) = STANDING.cells[state, event]
             assert (row.kind, row.to) == (Kind.FAIL, Standing.FAILED)
-    for event in (DecisionEvent.LOST, DecisionEvent.DEADLINE, DecisionEvent.ABSENT):
+    for event in (DecisionEvent.LOST, DecisionEvent.DEADLINE):
         assert DECISION.cells[Decision.OPEN, event][-1].to is Decision.FAILED
     assert [str(command) for command in DECISION.initial_commands] == ["ARM(DECISION)"]
 

@@ -39,7 +39,6 @@ from ..protocol.events import (
 )
 from ..protocol.failure import Reason
 from ..protocol.group import (
-    Absent,
     Acknowledged,
     Back,
     DecisionEvent,
@@ -69,7 +68,7 @@ _SIDE = {"decode room": "decode", "prefill room": "prefill", "lease": "decode", 
          "group decision": "the leader of a group", "group member": "every rank of a group"}  # fmt: skip
 _CARRIED: dict[enum.Enum, type[msgspec.Struct]] = {
     **{event.KIND: event for event in (Accepted, Landed, Held, Bound, Declared, Queued, Settled, Idle, Close)},
-    **{event.KIND: event for event in (Lost, Absent, Overdue, Acknowledged, Back, RankGone, Withdraw, LeaderGone)},
+    **{event.KIND: event for event in (Lost, Overdue, Acknowledged, Back, RankGone, Withdraw, LeaderGone)},
     DecisionEvent.DONE: Reported,
     DecisionEvent.FAILED: Reported,
     MemberEvent.ENDED_DONE: Ended,

@@ -27,7 +27,8 @@ class HubCore(GroupCore):
 
     def __init__(self, ports: GroupPorts, watcher: GroupWatcher) -> None:
         super().__init__(ports, watcher)
-        self.leader = Leader(ports.size, self, ports.size * ports.settings.rooms_max)
+        settings = ports.settings
+        self.leader = Leader(ports.size, self, ports.size * settings.rooms_max, settings.parked_total)
         self.complete = False
         self._seats = [Seat(rank) for rank in range(1, ports.size)]
         self._visits: dict[int, Visit] = {}
@@ -160,8 +161,13 @@ class HubCore(GroupCore):
         received = self._decoded(frame)
         seat = visit.seat
         if received is None:
+            # Nothing can be made of what it said; on a new connection it is said again.
             if seat is None:
                 self._part(visit)
+            else:
+                self._hang_up(seat, "a malformed frame")
+                if not self.complete:
+                    self._vacate(seat)
             return
         body = received.body
         if seat is None:

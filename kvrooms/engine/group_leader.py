@@ -2,8 +2,8 @@
 
 It steps the decisions of `statemachine.group` and carries out what they command. No thread, clock or connection: it is
 told what happens, and tells ranks through its port. Nothing in it grows with decided rooms: a room is forgotten once
-every rank that is not lost has acknowledged its outcome. For a lost rank the outcomes of the rooms that were known when
-it was lost are kept until it has come back and acknowledged them.
+every rank that is not lost has acknowledged its outcome. For a lost rank outcomes are kept until it has come back and
+acknowledged them: of all rooms that were DONE when it was lost, and of so many that have failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Protocol
 from ..protocol.events import Do
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.group import (
-    Absent,
     Acknowledged,
     Back,
     Cause,
@@ -56,9 +55,9 @@ class LeaderPort(Protocol):
 
 
 class Leader:
-    """Decides. limit: of rooms at a time."""
+    """Decides. limit: of rooms at a time. kept_limit: of failures that are kept for one lost rank."""
 
-    def __init__(self, size: int, port: LeaderPort, limit: int) -> None:
+    def __init__(self, size: int, port: LeaderPort, limit: int, kept_limit: int) -> None:
         self.size = size
         self.absent: dict[int, Cause] = {}
         """The ranks that are lost, and why."""
@@ -67,6 +66,7 @@ class Leader:
         self.counters: Counter[str] = Counter()
         self._port = port
         self._limit = limit
+        self._kept_limit = kept_limit
         self._rooms: dict[RoomKey, Deciding] = {}
         self._kept: dict[int, dict[int, OutcomeDone | OutcomeFailed]] = {rank: {} for rank in range(size)}
         self._floors = [0] * size
@@ -159,7 +159,7 @@ class Leader:
         room = self._rooms[key] = Deciding(key, self.size)
         self._port.arm(room)
         for cause in self.absent.values():
-            self._step(room, Absent(cause))
+            self._step(room, Lost(cause))
         if self._ending is not None:
             self._step(room, Overdue(self._ending))
         return room
@@ -180,13 +180,22 @@ class Leader:
                     self._port.tell(event.rank, self._outcome(room, event.rank))
                 case Do.KEEP_OUTCOME:
                     assert isinstance(event, Lost)
-                    self._kept[event.rank][room.serial] = self._outcome(room, event.rank)
+                    self._keep(event.rank, room)
                 case Do.KEEP_REPORT:
                     self.counters["reports of a room's next life"] += 1  # the value has it
                 case Do.FORGET:
                     self._forget(room)
                 case _:
                     raise AssertionError(f"{do} is no command of this table")
+
+    def _keep(self, rank: int, room: Deciding) -> None:
+        """Keep an outcome for a rank that is lost. Failures are dropped when there are too many: it will find out."""
+        kept = self._kept[rank]
+        kept[room.serial] = self._outcome(room, rank)
+        if len(kept) > self._kept_limit:
+            oldest = next((serial for serial, body in kept.items() if isinstance(body, OutcomeFailed)), None)
+            if oldest is not None:
+                del kept[oldest]
 
     def _forget(self, room: Deciding) -> None:
         del self._rooms[room.key]

@@ -98,7 +98,8 @@ class SpokeCore(GroupCore):
         if connection != self._connection:
             return  # it is over, and this was on its way
         received = self._decoded(frame)
-        if received is None:
+        if received is None:  # on a new connection it is said again
+            self._redial("a malformed frame")
             return
         if isinstance(received.body, group.Refuse):
             self._refused(received.body.words)
@@ -200,7 +201,8 @@ class SpokeCore(GroupCore):
         if self.complete and silent_s > self.settings.decision_timeout_s:
             self._lose(f"nothing was heard of it for {silent_s:.1f} s")
             return
-        if self._known and silent_s > self.settings.heartbeat_timeout_s:
+        if self._known and silent_s > self.settings.heartbeat_timeout_s / 2:
+            # It may have ended the connection without being able to say so. Sooner than it takes us for lost.
             self._redial(f"silent for {silent_s:.1f} s")
         elif self._known:
             self.say(group.Ask(0))
