@@ -91,5 +91,15 @@ _ORDER = {Reason.SEND_ERROR: 0, Reason.TRANSPORT_ERROR: 1}
 
 
 def first_cause(causes: list[Failure]) -> Failure:
-    """The cause that wins among those delivered in one step: send error, transport error, recorded reason, default."""
-    return min(causes, key=lambda cause: _ORDER.get(cause.reason, 3 if cause.reason is Reason.PEER_FAILED else 2))
+    """The cause that wins among those delivered in one step: send error, transport error, recorded reason, default.
+
+    Recorded is what the caller, a timer or the peer has said, errors of its own included; the default is that the peer
+    will write no more and has not said why. Among equals the first wins. An engine's rounds take inputs in that order.
+    """
+    return min(causes, key=_rank)
+
+
+def _rank(cause: Failure) -> int:
+    if cause.reason is Reason.PEER_FAILED:
+        return 3
+    return 2 if cause.origin == "peer" else _ORDER.get(cause.reason, 2)

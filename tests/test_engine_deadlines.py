@@ -53,7 +53,7 @@ def test_a_prefill_engine_that_is_dead_or_does_not_answer() -> None:
         hand = HandPrefill(bench)
         hand.channel.dead = not answers
         room = bench.decode.open(7, bootstrap=BOOTSTRAP, instance="hand", pages=[1])
-        words = "does not answer" if answers else "it could not be opened"
+        words = "does not answer" if answers else "nobody listens"
         ended(bench, room, Reason.DEADLINE_BOOTSTRAP, 30, "waiting for hand", words)
         assert room.memory_free
         room.close()

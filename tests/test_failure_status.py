@@ -44,13 +44,14 @@ def test_a_failure_speaks() -> None:
 
 
 def check_first_cause() -> None:
-    def rank(reason: Reason) -> int:
-        return {Reason.SEND_ERROR: 0, Reason.TRANSPORT_ERROR: 1, Reason.PEER_FAILED: 3}.get(reason, 2)
+    def rank(cause: Failure) -> int:
+        ours = {Reason.SEND_ERROR: 0, Reason.TRANSPORT_ERROR: 1} if cause.origin == "local" else {}
+        return 3 if cause.reason is Reason.PEER_FAILED else ours.get(cause.reason, 2)
 
-    for one, two in itertools.permutations(Reason, 2):
-        causes = [Failure(one), Failure(two)]
-        expected = causes[0] if rank(one) <= rank(two) else causes[1]  # among equals the one delivered first
-        assert failure.first_cause(causes) is expected
+    every = [Failure(reason, origin=origin) for reason in Reason for origin in ("local", "peer")]
+    for causes in itertools.permutations(every, 2):
+        expected = min(causes, key=rank)  # among equals the one delivered first
+        assert failure.first_cause(list(causes)) is expected
     only = Failure(Reason.PEER_FAILED)
     assert failure.first_cause([only]) is only
 
@@ -62,8 +63,9 @@ def test_the_first_cause() -> None:
 @named(
     [
         Mutant(failure, "first_cause", "min(", "max("),
-        Mutant(failure, "first_cause", "3 if cause.reason is Reason.PEER_FAILED else 2", "2"),
-        Mutant(failure, "first_cause", "3 if cause", "0 if cause"),
+        Mutant(failure, "_rank", "return 3", "return 2"),
+        Mutant(failure, "_rank", "return 3", "return 0"),
+        Mutant(failure, "_rank", 'cause.origin == "peer"', "False"),
     ]
 )
 def test_mutants_of_the_first_cause_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,16 +116,15 @@ class EngineCore:
         return bool(self._inbox)
 
     def turn(self) -> bool:
-        """One round over all ports. Returns whether anything happened."""
+        """One round over all ports, in the order of `first_cause`. Returns whether anything happened."""
         self.now = self.clock.now()
-        busy = False
+        # Completions first: a peer that leaves after its last write has done all that it owed.
+        busy = self._take_in()
         inbox = self._inbox
         for _ in range(len(inbox)):
             call, arguments = inbox.popleft()
             call(*arguments)
             busy = True
-        # Completions first: a peer that leaves after its last write has done all that it owed.
-        busy |= self._take_in()
         for event in self.channel.poll():
             busy = True
             match event:

@@ -50,6 +50,7 @@ class DecodeCore(DecodeArrivals):
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
         self._rooms: dict[RoomKey, DecodeRecord] = {}
+        self._acks: list[tuple[Peer, int]] = []
 
     # -- what the caller asks (through `submit`) -----------------------------------------------------------------
 
@@ -285,10 +286,19 @@ class DecodeCore(DecodeArrivals):
             case wire.HoldLost():
                 self._hold_lost(body, link)
             case wire.Ack(number):
-                self._peer_failed(peer, number, Reason.PEER_FAILED, "it will not write any more")
-                self._acked(peer, number)
+                self._acks.append((peer, number))
             case _:
                 self._unexpected(link, body)
+
+    def _work(self) -> bool:
+        """Take in acknowledgements, after all that may say better why the room of one that is open has failed."""
+        acks, self._acks = self._acks, []
+        for peer, number in acks:
+            self._peer_failed(peer, number, Reason.PEER_FAILED, "it will not write any more")
+            self._acked(peer, number)
+        if acks:
+            self.channel.flush()
+        return bool(acks)
 
     def _peer_failed(self, peer: Peer, number: int, reason: Reason, detail: str) -> None:
         grant = peer.grants.get(number)
