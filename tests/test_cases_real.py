@@ -308,7 +308,7 @@ def test_case_15_a_prefill_engine_that_comes_back_is_served_without_a_restart_of
 
 UNLIKE = {
     "16, a kind of state that the other side does not have": ({"kind": "mamba"}, "mamba"),
-    "22, another page size": ({"page_size": 8}, "page size"),
+    "22, another page size": ({"page_size": 8}, "pages of 8"),
     "22, another element type": ({"dtype": np.int8}, "int8"),
 }
 
