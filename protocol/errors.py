@@ -64,7 +64,7 @@ class PeerGone(UncertainWrite):
 
 
 class RoomFailed(KvroomsError):
-    """A room ended in FAILED. `failure` is its first cause; `context` holds what failed after it.
+    """A room ended in FAILED. `failure` is its first cause; `context` holds what failed after it, and is in the notes.
 
     met: which obligations were met all the same (`Room.met`), None when that is not known.
     """
@@ -76,6 +76,8 @@ class RoomFailed(KvroomsError):
         self.context = context
         self.met = met
         super().__init__(f"{where}: {failure}")
+        for later in context:
+            self.add_note(f"then: {later}")
 
 
 class RoomClosed(KvroomsError):

@@ -15,10 +15,11 @@ import pytest
 from engine_bench import Bench, Plan
 from mutants import Mutant, named
 
-from kvrooms import Status
+from kvrooms import RoomFailed, Status
 from kvrooms.engine import core, decode_core, prefill_core
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import notify, wire
+from kvrooms.protocol.errors import TransportError
 from kvrooms.protocol.failure import Failure, Reason, first_cause
 from kvrooms.protocol.notify import Part, PartKind
 from kvrooms.transport.ports import Arrival, CloseCause, Closed, FrameIn
@@ -141,6 +142,41 @@ def test_a_write_that_cannot_be_posted_never_meets_another_cause() -> None:
         scene.core.turn()
         assert scene.room.failure.reason is not Reason.SEND_ERROR
         assert not [one for one in scene.room._context if one.reason is Reason.SEND_ERROR]
+
+
+def raised(scene: Scene) -> RoomFailed:
+    """What the room raises."""
+    scene.core.turn()
+    with pytest.raises(RoomFailed) as caught:
+        scene.room.failure_exception()
+    return caught.value
+
+
+def test_what_the_transport_raised_is_chained_and_what_came_later_is_noted() -> None:
+    scene = Scene("prefill")
+    scene.room.send(scene.bench.prefills[0].take("kv", 1))
+    scene.core.transport.post_error = "no more descriptors"
+    error = raised(scene)
+    assert isinstance(error.__cause__, TransportError)
+    assert str(error.__cause__) == error.failure.detail == "no more descriptors"
+    scene = Scene("prefill")
+    for cause in (Scene.write_failed, Scene.aborted):
+        cause(scene)
+    error = raised(scene)
+    assert (type(error.__cause__), str(error.__cause__)) == (TransportError, "broken")
+    assert error.__notes__ == ["then: aborted (local): here"]
+    assert error.failure.reason is Reason.TRANSPORT_ERROR
+
+
+def test_a_cause_that_is_no_exception_has_none_chained_though_one_came_later() -> None:
+    scene = Scene("prefill")
+    scene.aborted()
+    scene.core.turn()
+    scene.write_failed()
+    error = raised(scene)
+    assert error.failure.reason is Reason.ABORTED
+    assert error.__cause__ is None
+    assert any("broken" in note for note in error.__notes__)
 
 
 @named(

@@ -373,6 +373,7 @@ class Record:
         self.progressed_at = opened
         self.bytes = 0
         self.failure: Failure | None = None
+        self.error: Exception | None = None  # what the transport raised, where that is the cause
         self.context: list[Failure] = []
 
     @property

@@ -120,6 +120,7 @@ class Room:
     """A room as its caller holds it. Made by `PrefillEngine.open` and `DecodeEngine.open`."""
 
     _HELD = ""
+    _error: Exception | None = None
 
     def __init__(self, desk: Desk, key: RoomKey) -> None:
         self._desk = desk
@@ -281,7 +282,7 @@ class Room:
             self._desk.close_room(self)
 
     def failure_exception(self) -> None:
-        """Raise RoomFailed with the first cause, once, after the engine holds nothing of the room any more.
+        """Raise RoomFailed with the first cause, chained, once, after the engine holds nothing of the room any more.
 
         Nothing happens if neither the room nor its outcome is FAILED. Raises RoomClosed when it was raised before.
         """
@@ -297,7 +298,7 @@ class Room:
             raise EngineClosed(f"{self._desk.name} did not let go of {self._key}")
         failure = self._failure or self._outcome_failure
         assert failure is not None
-        raise RoomFailed(str(self._key), failure, tuple(self._context), self._met)
+        raise RoomFailed(str(self._key), failure, tuple(self._context), self._met) from self._error
 
     def __enter__(self: H) -> H:
         return self
@@ -318,8 +319,8 @@ class Room:
         """See `Watcher.ended`."""
         assert phase in TERMINAL
         self._failure, self._context, self._met = failure, context, met
-        self._phase = phase
-        self._status = status_of(phase, moved=True)
+        self._error = None if self.record is None else self.record.error
+        self._phase, self._status = phase, status_of(phase, moved=True)
         self._end.happen(self._desk.lock)
         if self._decided is not None:
             self._desk.room_ended(self)

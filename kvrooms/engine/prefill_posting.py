@@ -110,8 +110,7 @@ class PrefillPosting(PrefillLinks):
             if isinstance(error, UncertainWrite):
                 self._doubt(writer)
             if writer.record is not None:
-                failure = Failure(Reason.SEND_ERROR, str(error)[:DETAIL_MAX])
-                self._fail(writer.record, On.POST_ERROR, failure)
+                self._post_error(writer.record, Reason.SEND_ERROR, error)
             return
         if message:
             writer.peer.last_notified = self.clock.now()  # after it: on some transports the post is the copy
@@ -123,6 +122,11 @@ class PrefillPosting(PrefillLinks):
         else:
             self._posted[handle] = Posted(writer, piece)
             self._count_posted(writer, piece.bytes)
+
+    def _post_error(self, record: PrefillRecord, reason: Reason, error: TransportError) -> None:
+        if record.failure is None:
+            record.error = error
+        self._fail(record, On.POST_ERROR, Failure(reason, str(error)[:DETAIL_MAX]))
 
     def _message(self, writer: Writer, parts: tuple[Part, ...]) -> bytes:
         """The notification of a write that reports `parts`."""
@@ -166,7 +170,7 @@ class PrefillPosting(PrefillLinks):
         if record is None:
             return
         if error is not None:
-            self._fail(record, On.POST_ERROR, Failure(Reason.TRANSPORT_ERROR, error[:DETAIL_MAX]))
+            self._post_error(record, Reason.TRANSPORT_ERROR, TransportError(error))
             return
         writer.peer.suspect = False
         record.bytes += piece.bytes
