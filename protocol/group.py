@@ -107,7 +107,7 @@ class MemberEvent(Symbol):
     TOLD_DONE = "the leader says that the outcome is DONE"
     TOLD_FAILED = "the leader says that the outcome is FAILED"
     RANK_LOST = "the leader says that another rank is lost"
-    WITHDRAW = "this rank was taken for lost, or is about to leave the group"
+    WITHDRAW = "this rank leaves the group, or has missed outcomes that it cannot be told any more"
     LEADER_LOST = "the leader is gone, or has not been heard for longer than any leader may be silent"
     LINK_UP = "the connection to the leader is up again"
 
@@ -220,12 +220,12 @@ class Ready(Body, frozen=True):
 class Welcome(Body, frozen=True):
     """leader -> rank: the connection is up, and outcomes that you may not have heard have been sent on it.
 
-    absences: how often you were taken for lost. If that is more than you knew, your rooms whose outcome you have not
-    been told have failed. lost: the ranks that are lost now.
+    dropped: how many failures were not kept for you while you were lost. If that is more than you knew, take back what
+    you have reported, so that nothing waits for it. lost: the ranks that are lost now.
     """
 
     KIND: ClassVar[int] = 69
-    absences: U64
+    dropped: U64
     lost: RankNumbers
 
 

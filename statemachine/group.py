@@ -5,15 +5,15 @@ What holds:
 - The leader decides each room once: DONE when every rank has reported DONE; FAILED as soon as one has reported a
   failure, or is lost, or the deadline passes, with that first cause. It tells every rank, repeats itself on each new
   connection until the rank has acknowledged, and forgets the room when all have.
-- A rank that has reported waits for the leader's word. It may take DONE back (when it learns that it was taken for
-  lost, or before it leaves), which fails the room unless the leader had decided already; then that decision stands.
+- A rank that has reported waits for the leader's word. It may take DONE back (before it leaves, or when it cannot be
+  told any more what it has missed), which fails the room unless the leader had decided; then that decision stands.
   So no two ranks see different outcomes, whatever their clocks say and however their connections break.
 - If the leader is lost, nobody decides any more, and what a rank was not told is FAILED there. A rank that was told
   DONE before keeps it: then, and only then, one rank's DONE can be another's FAILED, for rooms whose outcome was on its
   way when the leader was lost. Such an instance is lost as a whole: no room of it becomes DONE any more.
-- A rank that is lost may come back, if only its connection was lost. The outcomes that it was not told are kept for it
-  (of rooms that were DONE when it was lost, and of so many of the latest that have failed); every other room that it
-  has not heard of by then has failed.
+- A rank that is lost may come back, if only its connection was lost. The outcomes that it was not told are kept for it:
+  of the rooms that were DONE when it was lost, and of the latest that have failed. If there were too many of those, it
+  takes back whatever it has reported.
 
 No time, no network, no callbacks: `engine.group_leader` and `engine.group_member` hold the rooms by their keys.
 """

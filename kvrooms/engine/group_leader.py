@@ -61,14 +61,13 @@ class Leader:
         self.size = size
         self.absent: dict[int, Cause] = {}
         """The ranks that are lost, and why."""
-        self.absences = [0] * size
-        """How often each rank was taken for lost."""
         self.counters: Counter[str] = Counter()
         self._port = port
         self._limit = limit
         self._kept_limit = kept_limit
         self._rooms: dict[RoomKey, Deciding] = {}
         self._kept: dict[int, dict[int, OutcomeDone | OutcomeFailed]] = {rank: {} for rank in range(size)}
+        self._dropped = [0] * size
         self._floors = [0] * size
         self._serial = 0
         self._ending: Cause | None = None
@@ -107,7 +106,6 @@ class Leader:
         if rank in self.absent:
             return
         cause = self.absent[rank] = Cause(rank, failure)
-        self.absences[rank] += 1
         for room in list(self._rooms.values()):
             self._step(room, Lost(cause))
         for other in range(self.size):
@@ -121,7 +119,7 @@ class Leader:
             self._port.tell(rank, body)
         for room in sorted(self._rooms.values(), key=lambda one: one.serial):
             self._step(room, Back(rank))
-        self._port.tell(rank, Welcome(self.absences[rank], tuple(sorted(self.absent))))
+        self._port.tell(rank, Welcome(self._dropped[rank], tuple(sorted(self.absent))))
         if was_lost:
             for other in range(self.size):
                 if other != rank and other not in self.absent:
@@ -196,6 +194,7 @@ class Leader:
             oldest = next((serial for serial, body in kept.items() if isinstance(body, OutcomeFailed)), None)
             if oldest is not None:
                 del kept[oldest]
+                self._dropped[rank] += 1
 
     def _forget(self, room: Deciding) -> None:
         del self._rooms[room.key]

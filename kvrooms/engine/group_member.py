@@ -72,7 +72,7 @@ class Member:
         self._parked: dict[RoomKey, Cause] = {}
         self._next = 1
         self._seen = 0
-        self._absences = 0
+        self._dropped = 0
 
     @property
     def floor(self) -> int:
@@ -131,8 +131,8 @@ class Member:
                 self.rank_lost(rank, Failure(reason, detail))
             case RankBack(rank):
                 self.rank_back(rank)
-            case Welcome(absences, lost):
-                self.link_up(absences, lost)
+            case Welcome(dropped, lost):
+                self.link_up(dropped, lost)
             case _:
                 return False
         return True
@@ -173,15 +173,18 @@ class Member:
         """The connection to the leader is over. Reports wait for the next one; nothing is decided here."""
         self.linked = False
 
-    def link_up(self, absences: int, lost: tuple[int, ...]) -> None:
-        """The leader has welcomed us on a connection, after telling us what we may not have heard."""
+    def link_up(self, dropped: int, lost: tuple[int, ...]) -> None:
+        """The leader has welcomed us on a connection, after telling us what we may not have heard.
+
+        dropped: of how many failures it can tell us no more. Those rooms would wait for nobody: so all are taken back.
+        """
         for rank in [rank for rank in self.lost if rank not in lost]:
             self.rank_back(rank)
         for rank in lost:
             self.rank_lost(rank, Failure(Reason.PEER_LOST, "it was lost while this rank had no connection"))
-        if absences > self._absences:
-            self._absences = absences
-            words = "its leader took this rank for lost: its connection had ended, or it was silent for too long"
+        if dropped > self._dropped:
+            self._dropped = dropped
+            words = "this rank was lost to its group, and so much failed meanwhile that it cannot be told what"
             self.withdraw(Failure(Reason.PEER_LOST, words))
         self.linked = True
         for key in list(self._rooms):
