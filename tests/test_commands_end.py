@@ -320,7 +320,8 @@ def test_a_demo_drains_its_rooms(commands: Any, everybody: bool) -> None:
     report = report_of(said)
     assert status == 143, said
     assert report["errors"] == ["interrupted by SIGTERM"]
-    assert set(report["drained"]) == {"prefill-dense", "decode-dense"}
+    # Prefill may have sent all that it had, and closed its engine, when the signal finds it.
+    assert {"decode-dense"} <= set(report["drained"]) <= {"prefill-dense", "decode-dense"}
     for drained in report["drained"].values():  # a room that was over and closed by then is not counted
         assert (drained["failed"], drained["aborted"], drained["held"]) == (0, [], 0), report["drained"]
 

@@ -35,7 +35,7 @@ def test_nearly_every_cell_is_visited_and_every_property_has_examples() -> None:
     found = hunt(examples=60, seed=1, which=["decode side", "prefill side", "lease", "drain"])
     assert not found.tally.broken
     for (name, (seen, total)), line in zip(coverage(found.cells).items(), found.summary(), strict=True):
-        assert seen >= 0.7 * total, line
+        assert seen >= 0.6 * total, line
         assert line == f"{name}: {seen} of {total} cells"
     for property_id in ("L1", "L2", "L3", "L5", "S1", "S2", "S3", "C1", "C2", "A1"):
         assert found.tally.verdict(property_id).examples >= 60
