@@ -18,7 +18,7 @@ from kvrooms.cli.spec import DEADLINE_SETTINGS, build, main, render
 from kvrooms.cli.spec_render import diagram, markdown
 from kvrooms.cli.spec_wire import number, unwrap
 from kvrooms.engine.decode_core import DecodeCore
-from kvrooms.engine.group_hub import GroupHub
+from kvrooms.engine.group_hub import HubCore
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import wire
@@ -155,7 +155,7 @@ def test_every_deadline_is_the_engines() -> None:
             grant: Any = SimpleNamespace(lease=Lease.GRANTED, retry_s=0.0)
             DecodeCore._lease(core, grant, LeaseEvent.FAILED)
         elif machine == "group decision":
-            GroupHub.arm(core, record)
+            HubCore.arm(core, record)
         else:
             (DecodeCore if machine == "decode room" else PrefillCore)._arm(core, record, timer)
         assert armed.pop() == getattr(settings, setting), (machine, timer)

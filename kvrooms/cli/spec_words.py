@@ -44,9 +44,9 @@ changed for an engine and for a room. The pauses of ABORT_RETRY double up to `ab
 REASONS = """
 A closed set. *Retryable*: the same request may succeed as the next attempt.
 
-A room has one cause: the first. Of several that reach an engine in one round the one that wins is, in this order: a write
-that could not be posted, one that ended with an error, what the caller, a timer or the peer has said, and last that the
-peer acknowledges and has not said why (`peer_failed`). What comes later is context.
+A room has one cause: the first. Of several that reach an engine in one round the one that wins is, in this order: a
+write that could not be posted, one that ended with an error, what the caller, a timer or the peer has said, and last
+that the peer acknowledges and has not said why (`peer_failed`). What comes later is context.
 """
 
 OBLIGATIONS = (
