@@ -26,6 +26,15 @@ def test_the_example_runs() -> None:
     assert "64 pages are free again" in run.stdout
 
 
+@pytest.mark.nixl
+@pytest.mark.timeout(120)
+def test_the_allocator_gets_everything_back() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "allocator.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "all of it is free again: [2, 3, 3] and 6 lent" in run.stdout
+
+
 def test_links_of_the_documents_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
