@@ -154,6 +154,16 @@ class Memory:
         if total > ITEMS_MAX:  # they are numbered with int32, buffer after buffer
             raise InvalidArgument("kv, aux, state", total, f"may have at most {ITEMS_MAX} items in all together")
         self._arrays = (kv, aux, state)
+        buffers = [*kv, *(buffer for component in state for buffer in Component(*component).buffers)]
+        every = [*aux.values(), *(Buffer(*buffer).array for buffer in buffers)]
+        # A numpy array that somebody holds stays where it is; a tensor's storage can be freed under it.
+        self._pointers = tuple(array.data_ptr for array in every if not isinstance(array, np.ndarray))
+        self._addresses = [pointer() for pointer in self._pointers]
+
+    def check_kept(self) -> None:
+        """Raise InvalidArgument if a tensor was freed or moved since it was described; cheap enough for every call."""
+        if [pointer() for pointer in self._pointers] != self._addresses:
+            self.check_unmoved()
 
     def check_unmoved(self) -> None:
         """Raise InvalidArgument if one of the arrays was freed or moved since it was described."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_bench import Bench, Shape, send_in
 
-from kvrooms import Buffer, InvalidArgument, Memory, PrefillEngine, RoomClosed, Security, Status
+from kvrooms import Buffer, Component, InvalidArgument, Memory, PrefillEngine, RoomClosed, Security, Status
 from kvrooms.protocol.failure import Reason
 
 SHAPE = Shape(indexed=1)
@@ -202,6 +202,45 @@ def test_a_tensor_that_is_freed_between_its_description_and_the_engine() -> None
     tensor.untyped_storage().resize_(0)
     with pytest.raises(InvalidArgument, match=r"^kv\[layer 0 kv\]: the tensor's storage was freed"):
         PrefillEngine(memory, name="p", security=Security())
+
+
+@pytest.mark.parametrize("which", ["kv", "aux", "state"])
+def test_a_tensor_that_is_freed_while_its_engine_runs(which: str) -> None:
+    """Every call that would read or write it raises at once; nothing has changed, and rooms that are open go on."""
+    with open_rooms() as (bench, _, sender, _):
+        tensors = {name: torch.zeros(16, 64, dtype=torch.uint8) for name in ("kv", "aux", "state")}
+        memory = Memory(
+            page_size=4,
+            kv=[Buffer(0, "kv", tensors["kv"])],
+            aux={"answer": tensors["aux"]},
+            state=[Component("swa", "sliding_window", "when_indexed", [Buffer(1, "kv", tensors["state"])])],
+        )
+        memory.check_kept()
+        tensors[which].untyped_storage().resize_(0)
+        before = state_of(bench)
+        sides = (bench.prefill, bench.decode)
+        kept = [engine.memory for engine in sides]
+        for engine in sides:
+            engine.memory = memory
+        for call in (
+            lambda: sender.send([1]),
+            lambda: bench.prefill.open(70),
+            lambda: bench.decode.open(70, bootstrap=bench.prefill.bootstrap, pages=[1]),
+        ):
+            with pytest.raises(InvalidArgument, match="the tensor's storage was freed"):
+                call()
+        for engine, usual in zip(sides, kept, strict=True):
+            engine.memory = usual
+        assert state_of(bench) == before
+
+
+def test_sends_of_nothing_are_not_kept_however_many_they_are() -> None:
+    with open_rooms() as (bench, _, sender, _):
+        for _ in range(500):
+            sender.send([])
+            sender.send([], [[]])
+        bench.settle()
+        assert len(sender.record.sends) == 1
 
 
 @pytest.mark.parametrize("last", ["yes", 0, 1, 2.0])

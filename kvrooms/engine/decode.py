@@ -108,6 +108,7 @@ class DecodeEngine(Engine):
         Raises InvalidArgument (nothing has changed then) and EngineClosed.
         """
         self._check_open()
+        self.memory.check_kept()
         layout, regions = self.memory.layout, self.memory.regions
         key = room_key(room, attempt)
         target = self._target(bootstrap, instance, rank)

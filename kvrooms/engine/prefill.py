@@ -165,6 +165,7 @@ class PrefillEngine(Engine):
         `moving_timeout_s`, `cap_timeout_s` of this room. Raises InvalidArgument and EngineClosed.
         """
         self._check_open()
+        self.memory.check_kept()
         layout, regions = self.memory.layout, self.memory.regions
         key = room_key(room, attempt)
         total = None if pages is None else check_int("pages", pages, 0, PAGES_MAX)
@@ -186,6 +187,7 @@ class PrefillEngine(Engine):
 
     def _send(self, room: PrefillRoom, pages: object, state_indices: object, layers: object, last: bool | None) -> None:
         self._check_open()
+        self.memory.check_kept()
         layout, regions = self.memory.layout, self.memory.regions
         if last is not None and not isinstance(last, (bool, np.bool_)):
             raise InvalidArgument("last", last, "must be True, False or None")

@@ -54,7 +54,8 @@ class PrefillCore(PrefillGrants):
         """Hand over pages, state and aux of a room. The caller has checked indices, order and totals."""
         if record.room.phase in TERMINAL:
             return
-        record.sends.append(send)
+        if not send.empty:  # else it only says that the caller is there, however often
+            record.sends.append(send)
         self._step(record, Queued())
         self._declare(record, send)
         if record.room.phase not in TERMINAL:

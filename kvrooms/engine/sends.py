@@ -54,6 +54,12 @@ class Send(NamedTuple):
     layers: Layers | None = None
 
     @property
+    def empty(self) -> bool:
+        """Whether it has no page, no index and no totals."""
+        nothing = not len(self.pages) and not any(len(indices) for _, indices in self.state)
+        return nothing and self.declaration == Declaration()
+
+    @property
     def reached(self) -> int:
         """Up to which position every layer is sent."""
         if self.layers is None:
