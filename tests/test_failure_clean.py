@@ -1,0 +1,101 @@
+"""When a failure reaches its caller, the engine holds nothing of its room: only leases and drains keep a trace of it.
+
+Every object that an engine's core holds is looked through, whatever it is called: a table that comes later counts too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from mutants import Mutant, named
+from test_first_cause import DECODE, PREFILL, Cause, Scene
+
+from kvrooms import RoomClosed, RoomFailed, Status
+from kvrooms.engine.decode_core import DecodeCore
+from kvrooms.engine.prefill_core import PrefillCore
+from kvrooms.protocol.identity import RoomKey
+
+MEMORY = re.compile(r"\.grants|\.drains|\._posted|_timers.*<Grant>")
+"""Leases, with the timer that repeats the ABORT, and drains: they end by acknowledgement or proof, after their room."""
+_PLAIN = (int, float, str, bytes, bool, type(None), type, range)
+
+
+def paths(root: Any, wanted: tuple[Any, ...]) -> Iterator[str]:
+    """How to come from an object to any of some others: the shortest way to each holder of one."""
+    seen: set[int] = set()
+    todo: deque[tuple[str, Any]] = deque([("core", root)])
+    while todo:
+        path, one = todo.popleft()
+        if any(one is some or (type(one) is type(some) is RoomKey and one == some) for some in wanted):
+            yield path
+            continue
+        if id(one) in seen or isinstance(one, _PLAIN):
+            continue
+        seen.add(id(one))
+        match one:
+            case dict():
+                todo += [(f"{path}{{}}", key) for key in one]
+                todo += [(f"{path}[]", value) for value in one.values()]
+            case list() | tuple() | set() | frozenset() | deque():
+                todo += [(f"{path}[]", value) for value in one]
+            case _ if type(one).__module__.startswith("kvrooms.") and ".harness" not in type(one).__module__:
+                slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+                inside = {**{name: getattr(one, name, None) for name in slots}, **getattr(one, "__dict__", {})}
+                todo += [(f"{path}<{type(one).__name__}>.{name}", value) for name, value in inside.items()]
+
+
+def check(side: str, cause: Cause) -> None:
+    """One room of two fails; what is left of it when its exception comes, and whether the other goes on."""
+    scene = Scene(side)
+    bench, core = scene.bench, scene.core
+    other = bench.plan(3)
+    beside = bench.receive(other, 8), bench.offer(other, 8)
+    bench.settle()
+    record, key = scene.room.record, scene.room._key
+    assert list(paths(core, (record,))), "the walk finds a room that is open"
+    cause(scene)
+    core.turn()
+    with pytest.raises(RoomFailed):
+        scene.room.failure_exception()
+    left = [path for path in paths(core, (record, key)) if not MEMORY.search(path)]
+    assert not left, (side, cause.__name__, left)
+    assert key not in scene.engine._claims._keys
+    assert scene.room not in scene.engine._open_rooms
+    with pytest.raises(RoomClosed, match="is closed"):
+        scene.room.failure_exception()
+    if cause in {Scene.lost, Scene.late}:
+        return  # these are about more than one room
+    bench.world.writes_held = False
+    beside[1].send(other.source["kv"], last=True)
+    bench.finish(*beside, timers=True)
+    assert [room.poll() for room in beside] == [Status.DONE, Status.DONE]
+
+
+def check_all() -> None:
+    """Every cause, on both sides."""
+    for side, causes in (("prefill", PREFILL), ("decode", DECODE)):
+        for cause in causes:
+            check(side, cause)
+
+
+def test_a_failure_comes_when_nothing_of_its_room_is_left_and_others_are_as_before() -> None:
+    check_all()
+
+
+@named(
+    [
+        Mutant(DecodeCore, "_step", "self._by_token.pop(grant.token, None)", "pass"),
+        Mutant(DecodeCore, "_carry_out", "del self._rooms[record.key]", "pass"),
+        Mutant(DecodeCore, "_carry_out", "self._timers.disarm(record, Alarm.CAP)", "pass"),
+        Mutant(PrefillCore, "_carry_out", "self._timers.disarm(record, Alarm.PHASE)", "pass"),
+        Mutant(PrefillCore, "_carry_out", "del self._rooms[record.key]", "pass"),
+    ]
+)
+def test_what_stays_behind_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_all()
