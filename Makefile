@@ -66,9 +66,10 @@ layers: $(STAMP) tree ## Import contracts between the layers
 spec-check: $(STAMP) ## docs/spec.md is what the running tables say
 	@timeout 60 $(BIN)/kvrooms spec | diff -u docs/spec.md - >&2 || { echo "docs/spec.md is stale; run: make docs-spec"; exit 1; }
 
-docs-spec: $(STAMP) ## Write docs/spec.md from the running tables
+docs-spec: $(STAMP) ## Write docs/spec.md from the running tables, docs/settings.md from the settings
 	@mkdir -p build docs
 	@timeout 60 $(BIN)/kvrooms spec > build/spec.md.new && mv build/spec.md.new docs/spec.md
+	@timeout 60 $(BIN)/python -P -m kvrooms.cli.settings_doc > build/settings.md.new && mv build/settings.md.new docs/settings.md
 
 tests: $(STAMP) ## Tests; every branch of protocol/ and statemachine/ must be reached
 	timeout 900 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)

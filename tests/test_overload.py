@@ -34,7 +34,7 @@ class Pair:
         self.target = np.zeros_like(self.source)
         memories = [Memory(page_size=4, kv=[Buffer(0, "kv", array)]) for array in (self.source, self.target)]
         self.prefill = PrefillEngine(memories[0], name="overload", rooms_max=1200)
-        self.decode = DecodeEngine(memories[1], name="overload-d", rooms_max=1200)
+        self.decode = DecodeEngine(memories[1], name="overload-d", rooms_max=1200, backlog_bytes=32 << 20)
         self._number = 0
 
     def open(self, pages: list[int]) -> tuple[Any, Any]:
@@ -93,6 +93,12 @@ def pair() -> Iterator[Pair]:
 def processes() -> Iterator[Processes]:
     with Processes() as made:
         yield made
+
+
+def test_what_may_wait_for_a_peer_that_does_not_read_is_a_setting(pair: Pair) -> None:
+    """What happens beyond it is shown where connections are tested."""
+    channels: Any = [engine._core.channel for engine in (pair.prefill, pair.decode)]
+    assert [channel._backlog_limit for channel in channels] == [128 << 20, 32 << 20]
 
 
 def test_a_thousand_rooms_that_are_opened_at_once_all_arrive(pair: Pair) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrooms.cli import settings_doc
 from kvrooms.engine.settings import EngineSettings, load_settings
 from kvrooms.protocol.errors import InvalidArgument
 
@@ -107,6 +108,16 @@ def test_whatever_the_environment_holds_it_is_settings_or_the_one_error(environ)
     except InvalidArgument as error:
         settings = error.field
     assert isinstance(settings, EngineSettings) or settings in environ
+
+
+def test_the_document_says_what_the_settings_are():
+    document = (Path(__file__).parent.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert document == settings_doc.markdown(), "docs/settings.md is stale; run: make docs-spec"
+    rows = [line for line in document.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(FIELDS)
+    assert all(f"`KVROOMS_{name.upper()}`" in row for name, row in zip(FIELDS, rows, strict=True))
+    assert "| `piece_bytes` | `KVROOMS_PIECE_BYTES` | 16 MiB | " in document
+    assert "| `heartbeat_timeout_s` | `KVROOMS_HEARTBEAT_TIMEOUT_S` | 5 | Silence after which" in document
 
 
 def test_every_setting_is_documented():

@@ -49,7 +49,7 @@ def assemble(rank: int, leader: str, settings: EngineSettings, security: Securit
     most = settings.max_connections
     seconds, unproven = settings.handshake_timeout_s, max(1, most // 4)
     door = Door(security.secret, seconds=seconds, most=unproven, anywhere=security.anywhere)
-    channel = TcpChannel(listen, max_connections=most, door=door)
+    channel = TcpChannel(listen, max_connections=most, backlog_limit=settings.backlog_bytes, door=door)
 
     def runner(core: GroupCore, finish: Callable[[], None]) -> Runner:
         return EngineThread(core, channel, finish)

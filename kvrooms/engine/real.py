@@ -93,7 +93,7 @@ def _channel(listen: tuple[str, int] | None, settings: EngineSettings, security:
     most = settings.max_connections
     seconds, unproven = settings.handshake_timeout_s, max(1, most // 4)
     door = Door(security.secret, seconds=seconds, most=unproven, anywhere=security.anywhere)
-    return TcpChannel(listen, max_connections=most, door=door)
+    return TcpChannel(listen, max_connections=most, backlog_limit=settings.backlog_bytes, door=door)
 
 
 def _finder(channel: TcpChannel, security: Security, undo: list[Callable[[], None]]) -> HttpRegistry:

@@ -121,6 +121,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_connections: _Count = 1024
     """The most control connections at a time; further ones are closed on arrival."""
 
+    backlog_bytes: _Bytes = 128 << 20
+    """The most bytes of frames that wait for a peer that does not read; beyond them its connection is given up."""
+
     handshake_timeout_s: _Seconds = 5.0
     """From a connection's start until its handshake is complete."""
 
