@@ -212,7 +212,7 @@ class Do(Symbol):
     REPORT = "show the caller how the room ended"
     SEND_REPORT = "tell the leader of the group how the room ended here"
     TELL_OUTCOME = "tell every rank of the group the outcome"
-    TELL_RANK = "tell the outcome to the rank whose connection is up again"
+    TELL_RANK = "tell the outcome to the rank that may not have heard of it"
     KEEP_OUTCOME = "keep the outcome for the lost rank, which may come back"
     KEEP_REPORT = "keep the report for the room's next life"
     ABORT_ROOM = "abort the room here"

@@ -359,18 +359,14 @@ _DIALECT = wire.Dialect(FRAMES)
 
 
 class Received(NamedTuple):
-    """A decoded frame: the sender's incarnation, the one it is meant for, the rank's floor, the body.
-
-    floor: from a rank the lowest number of its reports whose outcome it does not know; from the leader 0.
-    """
+    """A decoded frame: the sender's incarnation, the one it is meant for (0 if that is not known yet), the body."""
 
     source: int
     target: int
-    floor: int
     body: Frame
 
 
 def decode(frame: bytes) -> Received:
     """A frame without its length prefix. Raises WireError naming the field, and nothing else."""
-    source, target, floor, body = wire.decode(frame, _DIALECT)
-    return Received(source, target, floor, cast("Frame", body))
+    source, target, _, body = wire.decode(frame, _DIALECT)
+    return Received(source, target, cast("Frame", body))

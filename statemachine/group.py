@@ -73,6 +73,7 @@ class Votes(Symbol):
     ALL_DONE = "every rank has reported DONE"
     OWED = "a rank has not acknowledged the outcome"
     SETTLED = "every rank has acknowledged the outcome, or is lost"
+    ASKED = "the rank repeats a report that was counted: it has missed the outcome"
     NEXT = "the rank has acknowledged the outcome: it speaks of the room's next life"
 
 
@@ -98,7 +99,11 @@ def _decision_table() -> Table[Decision, DecisionEvent, Votes]:
         cells[Decision.OPEN, event] = (*stale, fail(Decision.FAILED, *decided, *kept))
     for state in (Decision.DONE, Decision.FAILED):
         for event in (DecisionEvent.DONE, DecisionEvent.FAILED):
-            cells[state, event] = (go(state, Do.KEEP_REPORT, guard=Votes.NEXT), ignore())
+            cells[state, event] = (
+                go(state, Do.TELL_RANK, guard=Votes.ASKED),
+                go(state, Do.KEEP_REPORT, guard=Votes.NEXT),
+                ignore(),
+            )
         for event in (DecisionEvent.LOST, DecisionEvent.ACKED):
             kept = (Do.KEEP_OUTCOME,) if event is DecisionEvent.LOST else ()
             cells[state, event] = (
@@ -219,8 +224,10 @@ def _decided(room: DecisionValue, event: LeaderInput) -> tuple[DecisionValue, Vo
     match event:
         case Reported(rank=rank, number=number, failure=failure):
             kept = next((one for one in room.later if one.rank == rank), Reported(rank, 0))
-            if rank in room.owed or number <= room.numbers[rank] or number < kept.number:
+            if rank in room.owed or number < room.numbers[rank] or number < kept.number:
                 return room, Votes.REPEATED
+            if number == room.numbers[rank]:
+                return msgspec.structs.replace(room, owed=room.owed | {rank}), Votes.ASKED
             if number == kept.number and (failure is None or kept.failure is not None):
                 return room, Votes.REPEATED
             later = (*(one for one in room.later if one is not kept), event)

@@ -104,7 +104,6 @@ def test_a_search_that_is_stopped_is_not_complete() -> None:
         Mutant(group_leader.Leader, "_forget", "for report in room.value.later", "for report in ()"),
         Mutant(group_leader.Leader, "_begin", "for cause in self.absent.values():", "for cause in ():"),
         Mutant(group_leader.Leader, "_keep", "self._dropped[rank] += 1", "pass"),
-        Mutant(group_leader.Leader, "report", "if number < self._floors[rank]:", "if number <= self._floors[rank]:"),
         Mutant(group_member.Member, "told", "if room is not None and room.number == number:", "if room is not None:"),
         Mutant(group_member.Member, "link_up", "if dropped > self._dropped:", "if False:"),
         Mutant(group_member.Member, "link_up", "self._step(key, LinkUp())", "pass"),

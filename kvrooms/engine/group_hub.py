@@ -160,7 +160,7 @@ class HubCore(GroupCore):
             return  # it is over, and this was on its way
         received = self._decoded(frame)
         seat = visit.seat
-        if received is None:
+        if received is None or (seat is not None and not self._between(received, seat)):
             # Nothing can be made of what it said; on a new connection it is said again.
             if seat is None:
                 self._part(visit)
@@ -180,13 +180,14 @@ class HubCore(GroupCore):
                     self._unexpected(body)
                     self._part(visit)
             return
-        if received.source != seat.incarnation:
-            self.counters["frames of another incarnation"] += 1
-            return
         seat.last_heard = self.now
-        self._heard(visit, seat, received.floor, body)
+        self._heard(visit, seat, body)
 
-    def _heard(self, visit: Visit, seat: Seat, floor: int, body: group.Frame) -> None:
+    def _between(self, received: group.Received, seat: Seat) -> bool:
+        """Whether a frame is from this rank to us."""
+        return received.source == seat.incarnation and received.target == self._ports.incarnation
+
+    def _heard(self, visit: Visit, seat: Seat, body: group.Frame) -> None:
         """A frame of a rank."""
         match body:
             case group.Ask(sequence):
@@ -202,7 +203,6 @@ class HubCore(GroupCore):
                 if seat.returning or seat.rank in self.leader.absent:
                     self.counters["frames of a rank that is lost"] += 1
                     return
-                self.leader.reached(seat.rank, floor)
                 if not self._count(seat.rank, body):
                     self._lose(seat, "it reports on more rooms than this leader keeps")
             case _:
@@ -302,7 +302,6 @@ class HubCore(GroupCore):
     def _talk(self) -> None:
         while self._to_leader or self._to_member:
             if self._to_leader:
-                self.leader.reached(0, self._member.floor)
                 self._count(0, self._to_leader.popleft())
             else:
                 self._member.hear(self._to_member.popleft())

@@ -68,21 +68,13 @@ class Leader:
         self._rooms: dict[RoomKey, Deciding] = {}
         self._kept: dict[int, dict[int, OutcomeDone | OutcomeFailed]] = {rank: {} for rank in range(size)}
         self._dropped = [0] * size
-        self._floors = [0] * size
         self._serial = 0
         self._ending: Cause | None = None
 
     # -- what ranks say ------------------------------------------------------------------------------------------
 
-    def reached(self, rank: int, floor: int) -> None:
-        """A rank knows the outcome of all its reports with numbers below `floor`."""
-        self._floors[rank] = max(self._floors[rank], floor)
-
     def report(self, rank: int, key: RoomKey, number: int, failure: Failure | None) -> bool:
         """How a rank's room has ended. False: that rank reports on more rooms than are kept."""
-        if number < self._floors[rank]:
-            self.counters["reports that are stale"] += 1
-            return True
         room = self._rooms.get(key)
         if room is None:
             if len(self._rooms) >= self._limit:
@@ -174,7 +166,7 @@ class Leader:
                     for rank in sorted(room.value.owed):
                         self._port.tell(rank, self._outcome(room, rank))
                 case Do.TELL_RANK:
-                    assert isinstance(event, Back)
+                    assert isinstance(event, Back | Reported)
                     self._port.tell(event.rank, self._outcome(room, event.rank))
                 case Do.KEEP_OUTCOME:
                     assert isinstance(event, Lost)

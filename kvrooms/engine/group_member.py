@@ -68,16 +68,10 @@ class Member:
         self._port = port
         self._park_limit = park_limit
         self._rooms: dict[RoomKey, StandingValue] = {}
-        self._reports: dict[int, RoomKey] = {}
         self._parked: dict[RoomKey, Cause] = {}
         self._next = 1
         self._seen = 0
         self._dropped = 0
-
-    @property
-    def floor(self) -> int:
-        """The lowest number of a report whose outcome is not known; every frame to the leader carries it."""
-        return next(iter(self._reports), self._next)
 
     @property
     def undecided(self) -> int:
@@ -234,7 +228,6 @@ class Member:
                         self._port.decided(key, Status.FAILED, self._why(room))
                 case Do.FORGET:
                     del self._rooms[key]
-                    self._reports.pop(room.number, None)
                 case _:
                     raise AssertionError(f"{do} is no command of this table")
 
@@ -244,9 +237,7 @@ class Member:
         return failure
 
     def _report(self, key: RoomKey, room: StandingValue) -> None:
-        if room.number not in self._reports:
-            self._reports[room.number] = key
-            self._next = room.number + 1
+        self._next = max(self._next, room.number + 1)
         if not self.linked:
             return  # the next connection brings a LINK_UP
         if room.failure is None:

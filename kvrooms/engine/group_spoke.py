@@ -1,8 +1,11 @@
 """The core of every rank but the leader's: one connection to the leader, made again whenever it breaks.
 
 While the leader lives, a room that was reported is decided by its word alone, however long the connection is down. The
-leader is lost when its process has ended, which its kernel says (an end of the connection without a word before it, or
-that nobody listens any more where it did), when it leaves, or when nothing was heard of it for `decision_timeout_s`.
+leader is lost when it leaves, when its process has ended, or when nothing was heard of it for `decision_timeout_s`.
+
+Its process has ended when its kernel says that nobody listens any more where it did; or when the connection has ended
+without a word before that and no new one can be made within `heartbeat_timeout_s`. A reset alone may be the network's,
+and whoever took that for the leader's death would contradict it.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class SpokeCore(GroupCore):
         self._missing: tuple[int, ...] = ()
         self._last_heard = self.now
         self._pause_s = _PAUSE_S
+        self._dead_since: float | None = None
+        """Since when its kernel has said that the leader's process has ended."""
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -51,7 +56,9 @@ class SpokeCore(GroupCore):
     def _opened(self, event: Opened) -> None:
         if event.connection != self._connection:
             self._channel.close(event.connection)
-        elif self.complete:
+            return
+        self._dead_since = None  # somebody listens there
+        if self.complete:
             self.say(group.Resume(self._ports.rank))
         else:
             self._members.clear()
@@ -67,12 +74,15 @@ class SpokeCore(GroupCore):
         if self._ended:
             return
         where, why = self._ports.leader, event.detail or event.cause.value
-        ended = event.cause in PROOF and self._known and not self._left
-        if self.complete and (ended or event.cause is CloseCause.NOBODY):
-            self._lose(f"its process at {where} has ended: {why}")
-            return
         if not self.complete:
             self._watcher.waiting(f"the leader, rank 0, cannot be reached at {where}: {why}", self._missing)
+        elif event.cause is CloseCause.NOBODY:
+            self._lose(f"its process has ended: {why}")
+            return
+        elif event.cause in PROOF and self._known and not self._left:
+            self._dead_since = self.now
+            self._dial()  # and see whether that is true
+            return
         self._timers.arm(self, Alarm.REDIAL, self.now + self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -91,26 +101,28 @@ class SpokeCore(GroupCore):
     def say(self, body: wire.Body) -> None:
         """See `MemberPort.say`."""
         if self._connection is not None:
-            frame = wire.encode(body, self._ports.incarnation, self._leader, self._member.floor)
+            frame = wire.encode(body, self._ports.incarnation, self._leader)
             self._channel.send(self._connection, frame)
 
     def _frame_in(self, connection: int, frame: bytes) -> None:
         if connection != self._connection:
             return  # it is over, and this was on its way
         received = self._decoded(frame)
-        if received is None:  # on a new connection it is said again
-            self._redial("a malformed frame")
-            return
-        if isinstance(received.body, group.Refuse):
+        if received is not None and isinstance(received.body, group.Refuse):
             self._refused(received.body.words)
             return
-        if self.complete and received.source != self._leader:
-            self._lose(f"another process answers at {self._ports.leader}")
+        if received is None or not self._between(received):
+            self._redial("a malformed frame")  # on a new connection it is said again
             return
         self._leader = received.source
         self._last_heard = self.now
         self._known = True
         self._heard(received.body)
+
+    def _between(self, received: group.Received) -> bool:
+        """Whether a frame is from our leader to us."""
+        from_leader = received.source == self._leader or not self.complete
+        return from_leader and received.target == self._ports.incarnation
 
     def _heard(self, body: group.Frame) -> None:
         match body:
@@ -200,6 +212,9 @@ class SpokeCore(GroupCore):
         silent_s = self.now - self._last_heard
         if self.complete and silent_s > self.settings.decision_timeout_s:
             self._lose(f"nothing was heard of it for {silent_s:.1f} s")
+            return
+        if self._dead_since is not None and self.now - self._dead_since > self.settings.heartbeat_timeout_s:
+            self._lose(f"its process at {self._ports.leader} has ended, and it cannot be reached any more")
             return
         if self._known and silent_s > self.settings.heartbeat_timeout_s / 2:
             # It may have ended the connection without being able to say so. Sooner than it takes us for lost.

@@ -6,7 +6,7 @@ import ctypes
 import random
 from typing import NamedTuple
 
-from ..protocol import wire
+from ..protocol import group, wire
 from ..protocol.errors import WireError
 
 _TRIES = 6
@@ -70,12 +70,19 @@ def corrupted(frame: bytes, draw: random.Random) -> bytes:
 def told_apart(frame: bytes, damaged: bytes) -> bool:
     """Whether whoever receives `damaged` can tell that it is not what was sent."""
     try:
-        received, sent = wire.decode(damaged), wire.decode(frame)
+        received, sent = _decoded(damaged), _decoded(frame)
     except WireError:
         return True
-    if isinstance(sent.body, (wire.Hello, wire.Welcome)):
+    if isinstance(sent.body, (wire.Hello, wire.Welcome, group.Join, group.Resume)):
         return False
     return (received.source, received.target) != (sent.source, sent.target)
+
+
+def _decoded(frame: bytes) -> wire.Received | group.Received:
+    try:
+        return wire.decode(frame)
+    except WireError:
+        return group.decode(frame)
 
 
 def truncated(frame: bytes, draw: random.Random) -> bytes:

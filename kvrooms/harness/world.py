@@ -18,10 +18,12 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from ..engine.core import EngineCore, Ports
 from ..engine.host import Assembly
 from ..engine.settings import EngineSettings
+from ..engine.thread import Core
 from ..protocol.identity import agent_name
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration
@@ -34,6 +36,22 @@ from .witness import Witness
 __all__ = ["Faults", "SimRunner", "Stuck", "World"]
 
 STEPS_MAX = 200_000
+
+
+class Turned(Core, Protocol):
+    """A core that the world can turn."""
+
+    closing: bool
+
+    def tables(self) -> dict[str, int]:
+        """The number of entries of every table."""
+
+
+class Killed(Protocol):
+    """What dies with its process."""
+
+    def kill(self) -> None:
+        """The process is gone."""
 
 
 class Stuck(AssertionError):
@@ -103,10 +121,8 @@ class World:
         )
 
         def runner(core: EngineCore, finish: Callable[[], None]) -> SimRunner:
-            made = SimRunner(self, core, channel, transport, clock, finish)
-            channel.owner = transport.owner = registry.owner = made.wake
-            self._runners.append(made)
-            made.wake()
+            made = self.turns(core, channel, transport, clock, finish)
+            transport.owner = registry.owner = made.wake
             return made
 
         def release() -> None:
@@ -114,6 +130,16 @@ class World:
             channel.kill()
 
         return Assembly(ports, source, runner, release, address, bootstrap)
+
+    def turns(
+        self, core: Turned, channel: SimChannel, transport: Killed, clock: SimClock, finish: Callable[[], None]
+    ) -> SimRunner:
+        """Turn a core from now on, when its channel has something for it or its time has come."""
+        made = SimRunner(self, core, channel, transport, clock, finish)
+        channel.owner = made.wake
+        self._runners.append(made)
+        made.wake()
+        return made
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -256,9 +282,9 @@ class SimRunner:
     def __init__(
         self,
         world: World,
-        core: EngineCore,
+        core: Turned,
         channel: SimChannel,
-        transport: SimTransport,
+        transport: Killed,
         clock: SimClock,
         finish: Callable[[], None],
     ) -> None:

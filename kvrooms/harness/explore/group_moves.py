@@ -55,7 +55,7 @@ def _callers(world: World, rank: Rank) -> Moves:
 def _wire(world: World, rank: Rank) -> Moves:
     number, who = rank.number, f"rank {rank.number}"
     if rank.up and world.leader is not None:
-        yield Move.NORMAL, who, f"{_words(rank.up[0][1])} arrives at the leader", _arrive_up(number)
+        yield Move.NORMAL, who, f"{_words(rank.up[0])} arrives at the leader", _arrive_up(number)
     if rank.down and rank.member is not None:
         yield Move.NORMAL, "leader", f"{_words(rank.down[0])} arrives at {who}", _arrive_down(number)
     if rank.link == "dead" and not rank.up and world.leader is not None and number not in world.leader.absent:

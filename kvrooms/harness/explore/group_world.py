@@ -63,7 +63,7 @@ class Rank:
         self.lives: list[Life] = []
         self.link = "up"
         self.down: list[Body] = []
-        self.up: list[tuple[int, Body]] = []
+        self.up: list[Body] = []
 
     def change(self, **fields: Any) -> None:
         """The current life is otherwise now."""
@@ -84,7 +84,7 @@ class _Caller:
     def say(self, body: Body) -> None:
         rank = self._rank
         if rank.link == "up" and rank.member is not None and self._world.leader is not None:
-            rank.up.append((rank.member.floor, body))
+            rank.up.append(body)
 
     def decided(self, key: RoomKey, status: Status, failure: Failure | None) -> None:
         self._world.shown(self._rank, status)
@@ -195,11 +195,10 @@ class World:
 
     def hear(self, rank: Rank) -> None:
         """The next frame of a rank arrives at the leader."""
-        (floor, body), leader = rank.up.pop(0), self.leader
+        body, leader = rank.up.pop(0), self.leader
         assert leader is not None
         if rank.number in leader.absent:
             return
-        leader.reached(rank.number, floor)
         match body:
             case ReportDone(_, _, number):
                 leader.report(rank.number, KEY, number, None)
