@@ -127,9 +127,7 @@ class DecodeEngine(Engine):
         held = self._holds.get(key)
         if held is not None:
             self.release(held)
-        with self.lock:
-            self._submit(cast(DecodeCore, self._core).open, record)
-            self._enter(handle)
+        self._begin(handle, cast(DecodeCore, self._core).open, record)
         return handle
 
     def hold(self, room: int, *, bootstrap: str, attempt: int = 0, instance: str = "", rank: int = 0) -> Hold:

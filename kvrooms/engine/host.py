@@ -265,6 +265,12 @@ class Engine:
 
     # -- for the group (GroupUser) ---------------------------------------------------------------------------------
 
+    def _begin(self, room: Room, call: Callable[..., None], *arguments: Any) -> None:
+        """Open a room on the engine's thread, and in the group."""
+        with self.lock:
+            self._submit(call, *arguments)
+            self._enter(room)
+
     def _enter(self, room: Room) -> None:
         """The room is open, and its group will give it an outcome. The lock is held, so that no end overtakes this."""
         if self.group is not None:
