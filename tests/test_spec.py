@@ -19,14 +19,11 @@ from kvrooms.cli.spec_render import diagram, markdown
 from kvrooms.cli.spec_wire import number, unwrap
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.group_hub import HubCore
-from kvrooms.engine.group_leader import Deciding
-from kvrooms.engine.group_hub import HubCore
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import wire
 from kvrooms.protocol.events import Do, LeaseEvent, Timer
 from kvrooms.protocol.failure import Reason
-from kvrooms.protocol.identity import RoomKey
 from kvrooms.protocol.invariants import INVARIANTS, LEASE_RULES
 from kvrooms.statemachine.memory import Lease
 
@@ -157,8 +154,6 @@ def test_every_deadline_is_the_engines() -> None:
         if machine == "lease":
             grant: Any = SimpleNamespace(lease=Lease.GRANTED, retry_s=0.0)
             DecodeCore._lease(core, grant, LeaseEvent.FAILED)
-        elif machine == "group decision":
-            HubCore.arm(core, Deciding(RoomKey(7, 0), 2))
         elif machine == "group decision":
             HubCore.arm(core, record)
         else:
