@@ -17,14 +17,16 @@ from ..engine.handle import Room
 from ..engine.prefill import PrefillRoom
 from .figures import Run
 from .shapes import AUX_SLOTS, Pool
+from .split import RankPool
 
 WINDOW = 64
 PAGE_TOKENS = 16
 _SETTLE_S = 1.0
 
 
-def memory_of(pool: Pool) -> Memory:
+def _memory_of(pool: Pool | RankPool) -> Memory:
     """The pool as kvrooms sees it: one buffer, or K and V of each layer; 64 bytes of aux."""
+    assert isinstance(pool, Pool)
     roles = ("kv",) if pool.shape.buffers == 1 else ("k", "v")
     return Memory(
         page_size=PAGE_TOKENS,
@@ -54,9 +56,9 @@ def _left(end: float) -> float:
 class EnginePrefill:
     """The side that sends."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool | RankPool, engine: PrefillEngine | None = None) -> None:
         self.pool = pool
-        self.engine = PrefillEngine(memory_of(pool), name="bench-prefill")
+        self.engine = engine or PrefillEngine(_memory_of(pool), name="bench-prefill")
         self._open: deque[PrefillRoom] = deque()
         self._following = self._last = 0
         self._cpu_s = 0.0
@@ -118,10 +120,10 @@ class EnginePrefill:
 class EngineDecode:
     """The side that receives and measures."""
 
-    def __init__(self, pool: Pool, bootstrap: str) -> None:
+    def __init__(self, pool: Pool | RankPool, bootstrap: str, engine: DecodeEngine | None = None) -> None:
         self.pool = pool
         self.bootstrap = bootstrap
-        self.engine = DecodeEngine(memory_of(pool), name="bench-decode")
+        self.engine = engine or DecodeEngine(_memory_of(pool), name="bench-decode")
         self._held: list[Room] = []
 
     def run(self, first: int, rooms: int, in_flight: int, limit_s: float) -> Run:

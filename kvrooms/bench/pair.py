@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from ..engine.ending import Ending
 from ..engine.host import Drained
@@ -132,25 +132,20 @@ def gather(children: Sequence[_Child], limit_s: float, ending: Ending | None = N
     return [answers[child.role] for child in children]
 
 
-class Pair:
-    """A prefill and a decode process with a pool of `shape` each, engines connected; with the floor where wanted.
+class Children:
+    """Child processes that belong together, from `with` to its end.
 
-    ending: once that was asked, whatever is asked of the pair raises Interrupted, and leaving the pair drains it.
+    ending: once that was asked, whatever is asked of them raises Interrupted, and leaving them drains them.
     """
 
-    def __init__(self, shape: Shape, *, floor: bool, ending: Ending | None = None) -> None:
-        self.shape = shape
-        self._with_floor = floor
-        self._rooms = 0
+    def __init__(self, ending: Ending | None = None) -> None:
         self._ending = ending or Ending()
         self._children: list[_Child] = []
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> Self:
         self._ending.at_once.append(self.kill)
         try:
-            self.prefill = self._child("prefill")
-            self.decode = self._child("decode")
-            self._connect()
+            self._begin()
         except BaseException as error:
             self._leave(error)
             raise
@@ -159,20 +154,24 @@ class Pair:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._leave(error)
 
+    def _begin(self) -> None:
+        """Start the children."""
+        raise NotImplementedError
+
     def _child(self, role: str) -> _Child:
         child = _Child(role)
         self._children.append(child)
         return child
 
     def kill(self) -> None:
-        """Kill both processes. Does not wait; safe in a signal handler."""
+        """Kill all of them. Does not wait; safe in a signal handler."""
         for child in self._children:
             child.process.kill()
 
     def _leave(self, error: BaseException | None) -> None:
         try:
             if error is None:
-                self.both("close", limit_s=START_LIMIT_S)
+                self.all("close", limit_s=START_LIMIT_S)
             elif isinstance(error, BenchError):
                 raise error
         except BenchError:
@@ -194,6 +193,37 @@ class Pair:
             found.update(child.rest(end))
         return found
 
+    def all(self, method: str, *arguments: Any, limit_s: float = RUN_LIMIT_S) -> list[Any]:
+        """Ask all of them the same thing, at the same time. Returns their answers, in order."""
+        for child in self._children:
+            child.ask(method, *arguments)
+        return self._gather(self._children, limit_s)
+
+    def _gather(self, children: Sequence[_Child], limit_s: float) -> list[Any]:
+        return gather(children, limit_s, self._ending)
+
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of all."""
+        return tuple(child.process.pid for child in self._children)
+
+
+class Pair(Children):
+    """A prefill and a decode process with a pool of `shape` each, engines connected; with the floor where wanted.
+
+    ending: once that was asked, whatever is asked of the pair raises Interrupted, and leaving the pair drains it.
+    """
+
+    def __init__(self, shape: Shape, *, floor: bool, ending: Ending | None = None) -> None:
+        super().__init__(ending)
+        self.shape = shape
+        self._with_floor = floor
+        self._rooms = 0
+
+    def _begin(self) -> None:
+        self.prefill = self._child("prefill")
+        self.decode = self._child("decode")
+        self._connect()
+
     def _connect(self) -> None:
         self.prefill.ask("start", self.shape)
         (bootstrap,) = self._gather([self.prefill], START_LIMIT_S)
@@ -207,18 +237,8 @@ class Pair:
 
     def both(self, method: str, *arguments: Any, limit_s: float = RUN_LIMIT_S) -> tuple[Any, Any]:
         """Ask both the same thing, at the same time. Returns prefill's answer and decode's."""
-        children = (self.prefill, self.decode)
-        for child in children:
-            child.ask(method, *arguments)
-        of_prefill, of_decode = self._gather(children, limit_s)
+        of_prefill, of_decode = self.all(method, *arguments, limit_s=limit_s)
         return of_prefill, of_decode
-
-    def _gather(self, children: Sequence[_Child], limit_s: float) -> list[Any]:
-        return gather(children, limit_s, self._ending)
-
-    def pids(self) -> tuple[int, int]:
-        """The process ids of both."""
-        return self.prefill.process.pid, self.decode.process.pid
 
     def floor_run(self, rooms: int, in_flight: int) -> Run:
         """One run of the floor, once the engines have gone to sleep: they look around for a while after a run."""

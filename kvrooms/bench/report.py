@@ -70,6 +70,14 @@ def show(measured: dict[str, Any], runs: int) -> None:
         f"memory of both processes: {grown}; tables {'as they were' if memory['tables_equal'] else 'NOT as they were'}",
     ):
         console.print(line, markup=False)
+    for row in measured.get("tp_rows", ()):
+        console.print(
+            f"TP {row['way']}, slices of {row['slice']:,} bytes: {row['goodput_gb_s']:.2f} GB/s,"
+            f" {row['ratio']:.2f} of equal TP's",
+            markup=False,
+        )
+    if "plan_share" in measured:
+        console.print(f"planning: at most {100 * measured['plan_share']:.1f} % of the time to move", markup=False)
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""`kvrooms bench`: rooms of three sizes beside a floor without any protocol; idle engines; import; memory.
+"""`kvrooms bench`: rooms of three sizes beside a floor without any protocol; idle engines; import; memory; unequal TP.
 
 One pair of processes per size holds the pools, and floor and engines take turns in it, so that what else the machine
 does hits both alike. Figures are medians over the runs.
@@ -22,6 +22,7 @@ from .load import Others
 from .pair import BenchError, Interrupted, Pair
 from .report import Progress, show
 from .shapes import IN_FLIGHT, SMALL, Shape, shapes
+from .tp import SLICES, WAYS, by_way, plan_shares, ratios
 
 _WARM_UP = 100
 _QUICK_RUNS = 2
@@ -35,6 +36,7 @@ _QUICK_IMPORTS = 3
 _QUIET_LIMIT_S = 5.0
 _RUN_S = 2.0
 """About the longest run: on a busy machine rooms are fewer, so that the benchmark ends in minutes all the same."""
+_TP_ROOM = "64MiB"
 _BUSY = 0.2
 """Cores in use by others from which the figures come with a warning."""
 
@@ -44,7 +46,8 @@ class BenchOptions:
     """What to measure.
 
     json: print one JSON object as the last line of standard output instead of tables. rooms: names of sizes, none for
-    all. runs: runs per figure, of which the median is shown. quick: fewer rooms and runs, for a look.
+    all. runs: runs per figure, of which the median is shown. quick: fewer rooms and runs, for a look. Sides of unequal
+    TP are measured with rooms of 64 MiB, where these are among the sizes.
     """
 
     json: bool = False
@@ -62,7 +65,7 @@ def main(options: BenchOptions) -> int:
     if options.quick:
         chosen = tuple(replace(shape, rooms=max(5, shape.rooms // _QUICK_SHARE)) for shape in chosen)
     runs = min(options.runs, _QUICK_RUNS) if options.quick else options.runs
-    steps = len(chosen) * len(IN_FLIGHT) * runs * 2 + 3
+    steps = len(chosen) * len(IN_FLIGHT) * runs * 2 + 3 + len(SLICES) * len(WAYS) + 1
     measured: dict[str, Any] = {"results": []}
     with Ending() as ending:
         try:
@@ -71,6 +74,8 @@ def main(options: BenchOptions) -> int:
                     for row in _rooms(shape, runs, progress, ending):
                         measured["results"].append(row)
                 measured.update(_rest(progress, ending, quick=options.quick))
+                if any(shape.name == _TP_ROOM for shape in chosen):
+                    measured.update(_tp(runs, progress, ending, quick=options.quick))
         except (BenchError, CutOff) as error:
             return _ended_early(measured, ending, error, json_wanted=options.json)
         if options.json:
@@ -138,6 +143,20 @@ def _rest(progress: Progress, ending: Ending, *, quick: bool) -> dict[str, Any]:
     progress.step("importing kvrooms")
     imported = _import_s(_QUICK_IMPORTS if quick else _IMPORTS, ending)
     return {"idle_cpu_percent": round(idle, 3), "import_s": round(imported, 4), "memory": memory}
+
+
+def _tp(runs: int, progress: Progress, ending: Ending, *, quick: bool) -> dict[str, Any]:
+    """Unequal TP as a share of equal, by way and length of slice; and the largest share that planning has."""
+    rows = []
+    for row in ratios(runs, ending, progress.step, quick=quick):
+        rows.append(row)
+        progress.say(
+            f"TP {row['way']}, slices of {row['slice']} bytes: {row['goodput_gb_s']:.2f} GB/s,"
+            f" equal {row['equal_goodput_gb_s']:.2f}"
+        )
+    progress.step("planning")
+    shares = dict(plan_shares(ending))
+    return {"tp": by_way(rows), "tp_rows": rows, "plan_share": max(shares.values()), "plan_shares": shares}
 
 
 def _memory(pair: Pair, *, in_flight: int) -> dict[str, Any]:

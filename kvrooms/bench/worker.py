@@ -1,7 +1,7 @@
 """A child process of the benchmark: one side, which does what its parent asks, call by call.
 
-`python -m kvrooms.bench.worker prefill|decode FD`, where FD is the child's end of a pipe. The process ends with its
-parent: a thread sits on the pipe, and its end is the end.
+`python -m kvrooms.bench.worker prefill|decode|sender-N|receiver-N FD`, where FD is the child's end of a pipe. The
+process ends with its parent: a thread sits on the pipe, and its end is the end.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .engines import EngineDecode, EnginePrefill
 from .figures import Run
 from .floor import FloorDecode, FloorPrefill
 from .pair import DRAIN
+from .ranks import Receiver, Sender
 from .shapes import AUX_SLOTS, Pool, Shape
 
 PARENT_GONE = 3
@@ -100,6 +101,9 @@ class DecodeSide(_Side[EngineDecode, FloorDecode]):
             raise RuntimeError(f"room {room} is DONE, but its memory is not what prefill sent")
 
 
+_SIDES = {"prefill": PrefillSide, "decode": DecodeSide, "sender": Sender, "receiver": Receiver}
+
+
 def _listen(
     pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]], drainer: Drainer
 ) -> None:
@@ -130,7 +134,7 @@ def main(role: str, descriptor: int) -> None:
 
     drainer = Drainer(lambda found: say((None, found)), _DRAIN_S)
     threading.Thread(target=_listen, args=(pipe, calls, drainer), name="bench-parent", daemon=True).start()
-    side = PrefillSide() if role == "prefill" else DecodeSide()
+    side = _SIDES[role.partition("-")[0]]()
     method = ""
     while method != "close":
         method, arguments = calls.get()
