@@ -33,8 +33,12 @@ def test_an_array_that_is_no_flat_array_of_integers_is_refused(value: Any) -> No
     assert caught.value.field == "pages"
 
 
-@pytest.mark.parametrize("of", [list, np.array], ids=["list", "array"])
-@pytest.mark.parametrize(("given", "bad"), [([3, -1, 4], -1), ([0, 9], 9), ([1, 9, 12], 12), ([-2, 12], -2)])
+def numbers_of_numpy(some: list[int]) -> list[np.int64]:
+    return [np.int64(i) for i in some]
+
+
+@pytest.mark.parametrize("of", [list, np.array, numbers_of_numpy], ids=["list", "array", "list of numpy's numbers"])
+@pytest.mark.parametrize(("given", "bad"), [([3, -1, 4], -1), ([0, 9], 9), ([1, 12, 9], 12), ([-2, 12], -2)])
 def test_the_index_that_is_out_of_bounds_is_named(of: Any, given: list[int], bad: int) -> None:
     with pytest.raises(InvalidArgument) as caught:
         page_indices("pages", of(given), 9)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -103,25 +103,48 @@ def bench(
 
 @app.command()
 def soak(
-    rooms: Annotated[int, typer.Option(min=1, help="How many rooms.")] = 3000,
+    rooms: Annotated[int | None, typer.Option(min=1, help="How many rooms. Default: 3000.")] = None,
     fault_rate: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share of rooms with a fault of their own; 0 also means no kills.")
-    ] = 0.1,
+        float | None,
+        typer.Option(
+            min=0.0, max=0.5, help="Share of rooms with a fault of their own; 0 also means no kills. Default: 0.1."
+        ),
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=1.0, help="Begin no more rooms after so many seconds. Default: no limit.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every choice; what is left to timing is not repeated.")] = 0,
     json: _Json = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: a shape of docs/topologies.md, one process per rank, or all. May be repeated."),
+    ] = None,
+    corrupt: Annotated[
+        bool, typer.Option("--corrupt", help="With --shape: one rank changes a byte, which must be found. A control.")
+    ] = False,
 ) -> None:
     """Carry rooms between real processes that are aborted, stopped, killed and lied to, and check every byte.
 
-    The last line of standard output is one JSON object; exit status 1 when anything did not hold. SIGINT or SIGTERM
-    begins no more rooms and ends with the report.
+    With --shape: rooms between many ranks of unlike layouts, nothing done to them; every byte of every rank's memory is
+    compared with an independent oracle. The last line of standard output is one JSON object; exit status 1 when
+    anything did not hold. SIGINT or SIGTERM begins no more rooms, or shapes, and ends with the report.
     """
+    if shape:
+        for option, value in (("--rooms", rooms), ("--fault-rate", fault_rate), ("--seconds", seconds)):
+            if value is not None:
+                raise typer.BadParameter(f"{option} does not go with --shape")
+        from ..soak.ranks.run import ShapeOptions
+        from ..soak.ranks.run import main as run_shapes
+
+        raise typer.Exit(run_shapes(ShapeOptions(tuple(shape), seed, corrupt)))
+    if corrupt:
+        raise typer.BadParameter("--corrupt goes with --shape")
     from ..soak.run import SoakOptions
     from ..soak.run import main as run
 
-    raise typer.Exit(run(SoakOptions(rooms=rooms, fault_rate=fault_rate, seconds=seconds, seed=seed, json=json)))
+    given = {"rooms": rooms, "fault_rate": fault_rate}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(run(SoakOptions(seconds=seconds, seed=seed, json=json, **chosen)))
 
 
 @app.command()

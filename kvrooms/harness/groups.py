@@ -26,6 +26,8 @@ from .world import World
 class _Nothing:
     """A process of which nothing else dies."""
 
+    post_error = ""
+
     def kill(self) -> None:
         """See `Killed.kill`."""
 

@@ -48,7 +48,9 @@ class Turned(Core, Protocol):
 
 
 class Killed(Protocol):
-    """What dies with its process."""
+    """What dies with its process. post_error: why a write cannot be posted now; "" if it can."""
+
+    post_error: str
 
     def kill(self) -> None:
         """The process is gone."""

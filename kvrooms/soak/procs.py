@@ -80,13 +80,19 @@ class Process:
 
 
 class Processes:
-    """Processes that all end with this one. A context manager: leaving it kills what is left."""
+    """Processes that all end with this one. A context manager: leaving it kills what is left.
+
+    module: whose `main` they run.
+    """
+
+    def __init__(self, module: str = "kvrooms.soak.worker") -> None:
+        self._module = module
 
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # -P: in a checkout, the working directory's folder kvrooms is not the whole package.
-            command = [sys.executable, "-P", "-m", "kvrooms.soak.zygote", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "kvrooms.soak.zygote", str(theirs.fileno()), self._module]
             self._zygote = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -119,6 +125,12 @@ class Processes:
 
     def start(self, name: str, message: ToWorker) -> Process:
         """A new process, told what it is. Raises ProcessError."""
+        process = self.fork(name)
+        process.tell(message)
+        return process
+
+    def fork(self, name: str) -> Process:
+        """A new process. Raises ProcessError."""
         ours, theirs = Pipe()
         with theirs:
             try:
@@ -131,7 +143,6 @@ class Processes:
                 raise ProcessError(f"{name} could not be started: {error}") from None
         process = Process(name, pid, ours)
         self._all.append(process)
-        process.tell(message)
         return process
 
     def _answer(self) -> bytes:
