@@ -1,4 +1,4 @@
-"""`kvrooms soak --shape`: one process per rank on real NIXL, every byte beside the oracle's; and one that is changed."""
+"""`kvrooms soak --shape`: one process per rank on real NIXL, every byte beside the oracle's; one that is changed."""
 
 from __future__ import annotations
 
