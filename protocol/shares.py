@@ -76,12 +76,6 @@ def part_of(pages: int, cp_rank: int, cp_size: int) -> tuple[int, int]:
     return pages * cp_rank // cp_size, pages * (cp_rank + 1) // cp_size
 
 
-@lru_cache(maxsize=64)
-def whole(layout: Layout) -> Covers:
-    """Between two ranks of equal layout, alone on their sides: everything."""
-    return Covers(bool(layout.kv), layout.aux_names, layout.component_names)
-
-
 def covers_of(share: Share, sender: Rank) -> Covers:
     """What a share is about; names in the order of the sender's layout."""
     kinds = {(entry.kind, entry.name) for entry in share.entries}
