@@ -49,13 +49,17 @@ def test_both_cuts_of_a_pool_have_the_same_bytes(prefill, decode):
 @pytest.mark.parametrize(("prefill", "decode"), tp.WAYS)
 def test_heads_are_sliced_and_layers_are_not(prefill, decode):
     split = tiny(prefill, decode)
-    for cut, entries in (("heads", split.buffers), ("layers", split.buffers // 2)):
+    for cut in CUTS:
         shares = pair_up(split.instance("prefill", cut), split.instance("decode", cut)).shares
         assert len(shares) == 2
         for share in shares.values():
             kv = [entry for entry in share.entries if not entry.name]
-            assert len(kv) == entries
-            assert {entry.stop - entry.first for entry in kv} == {1 if cut == "heads" else 2}
+            assert len(kv) == split.buffers
+            whole = {
+                split.instance(side, cut).ranks[0].layout.kv[0].item_length == 16 * split.slice
+                for side in ("prefill", "decode")
+            }
+            assert whole == ({True, False} if cut == "heads" else {True})
 
 
 def carried(split, cut, room):

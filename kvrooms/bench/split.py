@@ -1,8 +1,9 @@
 """Rooms between one rank and several: how their memory is cut, by heads or by layers.
 
-A rank's pool is one allocation, which two engines share. For one it holds slices of every layer's heads ("heads"), for
-the other whole pages of some of the layers ("layers"). So both move as many bytes between the same processes; only how
-much of them lies together on both sides differs.
+A rank's pool is one allocation, which two engines share. They differ in what the lone rank's pool holds: all heads of
+each layer, so that each token's row is cut ("heads"), or as many layers as all other ranks have together, each with as
+many heads as they have ("layers"). So the other ranks hold the same in both, and the same bytes move between the same
+processes; but by layers every page is whole on both sides, as between equal TP.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ class Split:
 
     def shape(self, side: str, cut: str) -> tuple[int, int]:
         """How many buffers a rank has, and units of `slice` bytes in a row."""
-        ranks = self.ranks(side)
-        return (self.buffers // ranks, self.many) if cut == "layers" else (self.buffers, self.many // ranks)
+        more = self.many // self.ranks(side)
+        return (self.buffers * more, 1) if cut == "layers" else (self.buffers, more)
 
     def layout(self, side: str, cut: str, rank: int) -> Layout:
         """What a rank has."""
         buffers, units = self.shape(side, cut)
-        first_buffer, first = (rank * buffers, 0) if cut == "layers" else (0, rank * units)
+        first_buffer, first, total = (rank * buffers, 0, 1) if cut == "layers" else (0, rank * units, self.many)
         row = units * self.slice
-        heads = Shard(0, PAGE_TOKENS, row, units, self.slice, self.slice, first, self.many)
+        heads = Shard(0, PAGE_TOKENS, row, units, self.slice, self.slice, first, total)
         kv = tuple(
             BufferSpec(number // 2, "kv"[number % 2], PAGE_TOKENS * row, "uint8", (heads,))
             for number in range(first_buffer, first_buffer + buffers)
@@ -130,7 +131,7 @@ class RankPool:
     def landed(self, cut: str, room: int) -> bool:
         """Is everything of this room what the prefill ranks have for it?"""
         pages = self.group(room)
-        kv = all(np.array_equal(ours[pages], theirs) for ours, theirs in self._pairs(cut, pages))
+        kv = all(np.array_equal(ours, theirs) for ours, theirs in self._pairs(cut, pages))
         return kv and np.array_equal(self.aux[room % AUX_SLOTS], np.arange(1, AUX_BYTES + 1, dtype=np.uint8))
 
     def _buffers(self, cut: str) -> Words:
@@ -138,12 +139,12 @@ class RankPool:
         return self._words.reshape(buffers, self.split.pool_pages, PAGE_TOKENS, units, self.split.slice // 8)
 
     def _pairs(self, cut: str, pages: Pages) -> Iterator[tuple[Words, Words]]:
-        """Parts of our buffers, and of the same pages what a prefill rank has for them."""
-        mine, many = self._buffers(cut), self.split.many
-        alone, each = self.split.decode == 1, self.split.buffers // many
-        for number, buffer in enumerate(mine):
+        """These pages of our buffers in parts, each with what a prefill rank has for it."""
+        alone, each = self.split.decode == 1, self.split.buffers
+        for number, whole in enumerate(self._buffers(cut)):
+            buffer = whole[pages]
             if cut == "heads" and alone:
-                for rank in range(many):
+                for rank in range(self.split.many):
                     yield buffer[:, :, rank], self._sent(cut, rank, number, pages)[:, :, 0]
             elif cut == "heads":
                 yield buffer[:, :, 0], self._sent(cut, 0, number, pages)[:, :, self.rank]
