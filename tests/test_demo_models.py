@@ -22,6 +22,7 @@ from kvrooms.demo import cache, controls, generate, models, oracle, reference
 from kvrooms.demo.jobs import Job, Kind, ModelJob
 from kvrooms.demo.layout import KV, Extent, Layout, probe, steps
 from kvrooms.demo.pages import CANARY, Pools, Table, read
+from kvrooms.demo.ranks import Topology
 
 pytest.importorskip("transformers")
 
@@ -125,7 +126,7 @@ def test_every_control_changes_the_tokens(loaded: Loaded, index: int) -> None:
     prompt = models.prepared_prompts(loaded.job, 3)[index]
     _, table, landed = transfer(loaded, prompt)
     tokens, _ = decode(loaded, table, landed)
-    copies = controls.damaged_copies(loaded.layout, landed)
+    copies = controls.damaged_copies(loaded.layout, landed, Topology())
     expected = {
         "dense": {controls.KV_ZEROED},
         "sliding": {controls.WINDOW_ZEROED},
@@ -145,7 +146,7 @@ def test_the_byte_check_sees_every_control_and_every_single_byte(loaded: Loaded,
     _, _, landed = transfer(loaded, prompt_of(37))
     good = saved(landed)
     assert oracle.differences(good, saved(landed)) == []
-    for damaged in controls.damaged_copies(loaded.layout, landed).values():
+    for damaged in controls.damaged_copies(loaded.layout, landed, Topology()).values():
         assert oracle.differences(saved(damaged), good)
     for name in landed:
         bad = {other: values.copy() for other, values in good.items()}

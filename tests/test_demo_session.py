@@ -16,6 +16,8 @@ from kvrooms.demo.messages import (
     Control,
     Finished,
     Generated,
+    Held,
+    Leads,
     Message,
     Phase,
     Ready,
@@ -43,7 +45,11 @@ def saved(session: Session, what: str, parts: dict[str, torch.Tensor]) -> None:
 
 
 def generated(tokens: list[int] = TOKENS) -> Generated:
-    return Generated(ID, tokens, [0.0] * len(tokens), pages=3, bytes=96, state_bytes=0, seconds=0.25)
+    return Generated(ID, tokens, [0.0] * len(tokens), seconds=0.25)
+
+
+def held(size: int = 96) -> Held:
+    return Held(ID, pages=3, bytes=size, state_bytes=0)
 
 
 def run(session: Session, *, landed: bool = True, tokens: list[int] = TOKENS, damaged: list[int] | None = None) -> None:
@@ -58,6 +64,7 @@ def run(session: Session, *, landed: bool = True, tokens: list[int] = TOKENS, da
         ("prefill", Phase(ID, "KV")),
         ("prefill", Sent(ID, 2, 2, 3)),
         ("prefill", Finished()),
+        ("decode", held()),
         ("decode", generated(tokens)),
         ("decode", Control(ID, controls.KV_ZEROED, damaged or [5, 6, 8], [0.0] * 3)),
         ("decode", Finished()),
@@ -136,6 +143,7 @@ def test_a_reference_that_knows_kvrooms_fails_the_demo(tmp_path: Path) -> None:
     session = session_in(tmp_path)
     saved(session, "reference", LANDED)
     saved(session, "landed", LANDED)
+    session.take("decode", held())
     session.take("decode", generated())
     session.take("reference", Reference(ID, TOKENS, [0.0] * 3, ["kvrooms.demo"]))
     assert session.rows[ID].bytes_identical is False
@@ -157,8 +165,10 @@ def test_a_failed_room_is_told_in_words_and_the_others_go_on(tmp_path: Path) -> 
     "message",
     [
         Ready({"Qwen3": "http://x"}, "nixl/UCX"),
+        Leads({"group/Qwen3": "127.0.0.1:1"}),
         Phase(ID, "KV"),
         Sent(ID, 1, 2, 3),
+        held(),
         generated(),
         Control(ID, "x", [1], [0.5]),
         Finished({"Qwen3": ["kv/0/k"]}),

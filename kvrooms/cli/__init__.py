@@ -71,17 +71,30 @@ def demo(
         str | None, typer.Option(help="A local model folder, or one kind: dense, sliding, hybrid. Default: all kinds.")
     ] = None,
     json: _Json = False,
-    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds after which the demo is ended as failed.")] = 90.0,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            help="Seconds after which the demo is ended as failed. Default: 90, and 15 for each further rank.",
+        ),
+    ] = None,
     requests: Annotated[int, typer.Option(min=1, max=64, help="Requests per model, all at the same time.")] = 3,
+    tp: Annotated[
+        str,
+        typer.Option(
+            metavar="P:D",
+            help="Split each model among P prefill and D decode ranks: a process each, with its own heads only.",
+        ),
+    ] = "1:1",
 ) -> None:
-    """Move real models' KV caches between two processes over NIXL and check what decode makes of them.
+    """Move real models' KV caches between processes over NIXL and check what decode makes of them.
 
     The last line of standard output is one JSON object; exit status 1 when anything differs from the reference.
     """
     from ..demo.run import DemoOptions
     from ..demo.run import main as run
 
-    options = DemoOptions(prompt=prompt, model=model, json=json, timeout_s=timeout_s, requests=requests)
+    options = DemoOptions(prompt=prompt, model=model, json=json, timeout_s=timeout_s, requests=requests, tp=tp)
     raise typer.Exit(run(options))
 
 

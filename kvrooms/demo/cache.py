@@ -11,21 +11,24 @@ from .pages import Landed, Pools, Table, write_tokens
 
 
 def paging_cache(config: Any, pools: Pools, table: Table) -> Any:
-    """An empty `DynamicCache` that also writes the K and V of each layer into `pools`, as the model computes them."""
+    """An empty `DynamicCache` that also writes the K and V of each layer into `pools`, as the model computes them.
+
+    Of the heads, those that the pools have.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache(config=config)
     plain = cache.update
-    targets: dict[int, list[tuple[torch.Tensor, list[int], int]]] = {}
+    targets: dict[int, list[tuple[torch.Tensor, list[int], int, slice]]] = {}
     for part, pool in pools.parts.items():
         if part.paged:
             first = table.extent.window_first if part.group == WINDOW else 0
-            targets.setdefault(part.layer, []).append((pool, table.pages(part.group), first))
+            targets.setdefault(part.layer, []).append((pool, table.pages(part.group), first, part.here))
 
     def update(keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
         start = cache.layers[layer].get_seq_length()
-        for tensor, (pool, pages, first) in zip((keys, values), targets[layer], strict=True):
-            write_tokens(pool, pages, first, start, tensor[0])
+        for tensor, (pool, pages, first, heads) in zip((keys, values), targets[layer], strict=True):
+            write_tokens(pool, pages, first, start, tensor[0, heads])
         return plain(keys, values, layer, *args, **kwargs)
 
     cache.update = update
@@ -33,12 +36,12 @@ def paging_cache(config: Any, pools: Pools, table: Table) -> Any:
 
 
 def write_states(cache: Any, pools: Pools, table: Table) -> None:
-    """Copy the linear-attention states of `cache` into the request's slot."""
+    """Copy the linear-attention states of `cache` into the request's slot: the channels that the pools have."""
     for part, pool in pools.parts.items():
         if not part.paged:
             layer = cache.layers[part.layer]
             states = layer.conv_states if part.group == CONV else layer.recurrent_states
-            pool[table.slot] = states[part.index][0]
+            pool[table.slot] = states[part.index][0, part.here]
 
 
 def write_aux(pools: Pools, table: Table, token: int, logprob: float) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from ..engine.draining import Drainer
 from ..protocol.errors import EngineClosed
 from .jobs import Job
-from .messages import DRAIN, Drained, Event, Trouble
+from .messages import DRAIN, Addresses, Drained, Event, Gather, Trouble
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ class Parent:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._lines: queue.Queue[bytes] = queue.Queue()
+        self._known: dict[str, str] = {}
 
     def follow(self, drain: Callable[[], None]) -> None:
         """Begin to listen. drain: called when the parent wants this process to drain its engines and end."""
@@ -52,6 +53,18 @@ class Parent:
         except queue.Empty:
             raise TimeoutError(f"the parent sent no {kind.__name__} within {timeout:.0f} s") from None
         return msgspec.json.decode(line, type=kind)
+
+    def addresses(self, keys: Iterable[str], timeout: float) -> dict[str, str]:
+        """The addresses under `keys`, as soon as the parent has told them all. Raises TimeoutError."""
+        wanted = set(keys)
+        limit = Limit(timeout)
+        while not self._known.keys() >= wanted:
+            self._known |= self.receive(Addresses, limit.left).urls
+        return {key: self._known[key] for key in wanted}
+
+    def gather(self) -> Gather | None:
+        """The next request to generate, if the parent has named one. Once all addresses are known; never blocks."""
+        return None if self._lines.empty() else self.receive(Gather, 0.0)
 
     def _follow(self, drain: Callable[[], None]) -> None:
         pending = b""

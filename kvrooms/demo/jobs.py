@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from .ranks import Seat, Topology
+
 Kind = Literal["dense", "sliding", "hybrid"]
 
 
@@ -60,12 +62,17 @@ class RequestJob(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Everything a child needs: `folder` takes the files it writes, `limit_s` bounds each of its waits (seconds)."""
+    """Everything a child needs: `folder` takes the files it writes, `limit_s` bounds each of its waits (seconds).
+
+    `topology` says how many ranks there are, `seat` which of them this child is.
+    """
 
     models: list[ModelJob]
     requests: list[RequestJob]
     folder: str
     limit_s: float
+    topology: Topology = Topology()
+    seat: Seat = Seat()
 
     def model(self, name: str) -> ModelJob:
         """The model called `name`; KeyError if there is none."""
@@ -81,3 +88,7 @@ class Job(msgspec.Struct, frozen=True):
     def file(self, request: str, what: str) -> Path:
         """Where a child writes what it has of `request`; `what` names the state ("landed", a control)."""
         return Path(self.folder) / f"{request}.{what}.npz"
+
+    def held(self, request: str, child: str) -> Path:
+        """Where `child` leaves what it holds of `request`. Alone on its side, it leaves all that landed."""
+        return self.file(request, child if self.topology.split else "landed")

@@ -32,7 +32,8 @@ class Part:
     """One tensor that a request owns per page or per slot.
 
     `group` is `kv`, `swa`, `conv` or `recurrent`, `role` names the tensor within its layer. `shape` is one page's
-    `[page_size, heads, head_dim]` or one slot's shape. `index` is the state's number within the layer.
+    `[page_size, heads, head_dim]` or one slot's shape. `index` is the state's number within the layer. A rank of a
+    split model has heads or channels from `first` on, of `total` in the whole model (None: it has all).
     """
 
     group: str
@@ -41,6 +42,8 @@ class Part:
     shape: tuple[int, ...]
     dtype: torch.dtype
     index: int = 0
+    first: int = 0
+    total: int | None = None
 
     @property
     def name(self) -> str:
@@ -53,12 +56,19 @@ class Part:
         return self.group in (KV, WINDOW)
 
     @property
-    def item_bytes(self) -> int:
-        """Bytes of one page or slot."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+    def axis(self) -> int:
+        """The dimension of `shape` that ranks share: heads, or channels."""
+        return 1 if self.paged else 0
+
+    @property
+    def units(self) -> int:
+        """How many heads or channels there are here."""
+        return self.shape[self.axis]
+
+    @property
+    def here(self) -> slice:
+        """The heads or channels of the whole model that are here."""
+        return slice(self.first, self.first + self.units)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,18 @@ DRAIN = b"drain"
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """Parent to child: where to find whom. The prefill process gets `registry`, decode one URL per model."""
+    """Parent to child: where to find whom.
+
+    Prefill gets `registry`, decode one URL per model; ranks that lead no group get `group/MODEL` as well.
+    """
 
     urls: dict[str, str]
+
+
+class Gather(msgspec.Struct, frozen=True):
+    """Parent to rank 0 of decode: every decode rank has left what landed of `request` in its file; generate from it."""
+
+    request: str
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
@@ -27,6 +36,12 @@ class Ready(Event, frozen=True):
     transport: str
 
 
+class Leads(Event, frozen=True):
+    """Rank 0 of a side of several ranks: where the others join its groups, by `group/MODEL`."""
+
+    addresses: dict[str, str]
+
+
 class Phase(Event, frozen=True):
     """A room of `request` is in another phase on the side that speaks."""
 
@@ -35,7 +50,7 @@ class Phase(Event, frozen=True):
 
 
 class Sent(Event, frozen=True):
-    """The prefill process has sent `chunks` chunks of `total`, with `pages` pages in all."""
+    """A prefill process has sent `chunks` chunks of `total`, with `pages` pages in all."""
 
     request: str
     chunks: int
@@ -43,19 +58,24 @@ class Sent(Event, frozen=True):
     pages: int
 
 
-class Generated(Event, frozen=True):
-    """Decode has all bytes of `request` and has generated from them.
+class Held(Event, frozen=True):
+    """A rank has all it is to have of `request`, and has left a copy of it in its file.
 
-    `bytes` counts all that landed, `state_bytes` the part of it in components. `seconds` run from the opening of the
-    room to the last token.
+    `bytes` counts all of it, `state_bytes` the part of it in components.
     """
+
+    request: str
+    pages: int
+    bytes: int
+    state_bytes: int
+
+
+class Generated(Event, frozen=True):
+    """Decode has generated from what landed of `request`, `seconds` after the opening of the room."""
 
     request: str
     tokens: list[int]
     logprobs: list[float]
-    pages: int
-    bytes: int
-    state_bytes: int
     seconds: float
 
 
@@ -96,7 +116,7 @@ class Drained(Event, frozen=True):
     engines: dict[str, EngineDrained]
 
 
-Message = Ready | Phase | Sent | Generated | Control | Finished | Reference | Trouble | Drained
+Message = Ready | Leads | Phase | Sent | Held | Generated | Control | Finished | Reference | Trouble | Drained
 
 _DECODER = msgspec.json.Decoder(Message)
 

@@ -29,6 +29,25 @@ def load(path: Path) -> Bytes:
         return {name: file[name] for name in file.files}
 
 
+def part_of(expected: Bytes, held: Bytes, rank: int, ranks: int, page_size: int) -> Bytes:
+    """The bytes that rank `rank` of `ranks` must hold of `expected`, as far as it holds no more than a share of them.
+
+    Nothing is known here of heads and channels: how many shares an item has is told by how long the rank's items are.
+    The number of ranks must be a multiple of it; otherwise, the whole item is expected, which the rank's is not.
+    """
+    found: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    for name, whole in expected.items():
+        items, length = whole.shape
+        shares = length // max(1, held[name].shape[1]) if name in held else 1
+        rows = page_size if name.startswith(("kv/", "swa/")) else 1
+        if not name.startswith("aux/") and shares and ranks % shares == 0 and length % (rows * shares) == 0:
+            part = whole.reshape(items, rows, shares, -1)[:, :, rank * shares // ranks]
+            found[name] = np.ascontiguousarray(part).reshape(items, -1)
+        else:
+            found[name] = whole
+    return found
+
+
 def differences(landed: Bytes, expected: Bytes) -> list[str]:
     """In words, each part that differs; empty when every byte is the same. No part at all is a difference too."""
     if not expected:

@@ -1,6 +1,7 @@
-"""The prefill process: chunked prefill into paged memory, each chunk sent as soon as it is computed.
+"""A prefill process: chunked prefill into paged memory, each chunk sent as soon as it is computed.
 
-All requests of all models run at the same time: one chunk of each in turn, the way an engine interleaves them.
+All requests of all models run at the same time: one chunk of each in turn, the way an engine interleaves them. Each of
+several ranks computes the whole model, and has memory for its own heads and channels only.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from kvrooms import PrefillEngine, RoomClosed, Status
 from .cache import paging_cache, write_aux, write_states
 from .child import Limit, Parent, serve
 from .generate import feed, pick
+from .groups import form
 from .jobs import Job, ModelJob, RequestJob
 from .layout import KV, WINDOW, Extent, Step, probe, steps
 from .memory import memory_of
-from .messages import Addresses, Finished, Phase, Ready, Sent, Trouble
+from .messages import Finished, Held, Phase, Ready, Sent, Trouble
 from .models import build
-from .pages import Pools, Table
+from .oracle import save
+from .pages import Pools, Table, read, sizes
+from .shards import part_of
 
 _PAUSE_S = 0.005
 
 
 @dataclass
 class Side:
-    """One model on this side."""
+    """One model on this side, and the pools for this rank's part of it."""
 
     job: ModelJob
     model: Any
@@ -54,11 +58,13 @@ class Active:
 
 
 def load(job: Job, model_job: ModelJob) -> Side:
-    """Build one model and memory for its requests."""
+    """Build one model, and memory for this rank's part of its requests."""
     model = build(model_job)
     layout = probe(model, model_job)
+    if job.topology.split:
+        layout = part_of(layout, job.seat.rank, job.seat.ranks)
     extents = [Extent.of(layout, len(request.prompt)) for request in job.of(model_job.name)]
-    return Side(model_job, model, Pools.create(layout, extents, seed=f"prefill/{model_job.name}", fill=0))
+    return Side(model_job, model, Pools.create(layout, extents, seed=f"{job.seat.child}/{model_job.name}", fill=0))
 
 
 def open_request(side: Side, engine: Any, request: RequestJob) -> Active:
@@ -100,14 +106,8 @@ def run_chunk(active: Active) -> None:
 def work(parent: Parent, job: Job, limit: Limit) -> None:
     """Do the job: serve every request, then wait until its room is over and its memory free."""
     sides = [load(job, model_job) for model_job in job.models]
-    registry = parent.receive(Addresses, limit.left).urls["registry"]
     with ExitStack() as stack:
-        engines = {
-            side.job.name: stack.enter_context(
-                PrefillEngine(memory_of(side.pools), name=side.job.instance, registry=registry)
-            )
-            for side in sides
-        }
+        engines = enter_engines(parent, job, sides, stack, limit)
         transport = "+".join(sorted({engine.transport for engine in engines.values()}))
         parent.tell(Ready({name: engine.bootstrap for name, engine in engines.items()}, transport))
         rooms = [
@@ -125,21 +125,50 @@ def work(parent: Parent, job: Job, limit: Limit) -> None:
                 turns.append(active)
             for other in rooms:
                 tell_phase(parent, other)
-        settle(parent, rooms, limit)
+        settle(parent, job, rooms, limit)
     parent.tell(Finished())
 
 
-def settle(parent: Parent, rooms: list[Active], limit: Limit) -> None:
+def enter_engines(parent: Parent, job: Job, sides: list[Side], stack: ExitStack, limit: Limit) -> dict[str, Any]:
+    """An engine per model, by its name; `stack` closes them."""
+    memories = {side.job.name: memory_of(side.pools) for side in sides}
+    registry = parent.addresses(["registry"], limit.left)["registry"]
+    groups = form(parent, job, memories, stack, limit)
+    return {
+        side.job.name: stack.enter_context(
+            PrefillEngine(
+                memories[side.job.name],
+                name=side.job.instance,
+                registry=registry,
+                rank=job.seat.rank,
+                ranks=job.seat.ranks,
+                group=groups[side.job.name],
+            )
+        )
+        for side in sides
+    }
+
+
+def leave_copy(parent: Parent, job: Job, active: Active) -> None:
+    """Leave what this rank holds of a request where the byte check finds it."""
+    held = read(active.side.pools, active.table)
+    save(job.held(active.request.id, job.seat.child), held)
+    parent.tell(Held(active.request.id, active.pages, *sizes(held)))
+
+
+def settle(parent: Parent, job: Job, rooms: list[Active], limit: Limit) -> None:
     """Follow the rooms to their end. Raises TimeoutError if one stands still."""
     waiting = list(rooms)
     while waiting:
         for active in list(waiting):
             tell_phase(parent, active)
-            status = active.room.poll()
+            status = active.room.outcome
             if status not in (Status.DONE, Status.FAILED) or not active.room.memory_free:
                 continue
             if status is Status.FAILED:
-                parent.tell(Trouble(str(active.room.failure), active.request.id))
+                parent.tell(Trouble(str(active.room.outcome_failure), active.request.id))
+            elif job.topology.split:
+                leave_copy(parent, job, active)
             active.room.close()
             active.side.pools.give(active.table)
             waiting.remove(active)

@@ -17,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from .messages import DRAIN
+from .ranks import SIDES, Topology
 
 _HERE = Path(__file__).parent
 _STDERR_LINES = 12
@@ -33,7 +34,7 @@ _ENVIRONMENT = {
 }
 
 
-def commands() -> dict[str, list[str]]:
+def commands(topology: Topology) -> dict[str, list[str]]:
     """The command line of each child by name.
 
     `-P` keeps the working directory off the path: in a checkout, its folder `kvrooms` is not the whole package.
@@ -43,8 +44,7 @@ def commands() -> dict[str, list[str]]:
     return {
         "registry": [*guard, python, "-P", "-m", "kvrooms", "bootstrap", "--port", "0"],
         "reference": [python, "-P", str(_HERE / "reference.py")],
-        "prefill": [python, "-P", "-m", "kvrooms.demo.prefill"],
-        "decode": [python, "-P", "-m", "kvrooms.demo.decode"],
+        **{child: [python, "-P", "-m", f"kvrooms.demo.{side}"] for side in SIDES for child in topology.children(side)},
     }
 
 
@@ -67,9 +67,9 @@ class Exit:
 class Children:
     """The demo's child processes by name. Use as a context manager: leaving it ends them all."""
 
-    def __init__(self, instead: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, instead: dict[str, list[str]] | None = None, topology: Topology | None = None) -> None:
         """`instead` gives other command lines for some of the children (tests)."""
-        self._commands = {**commands(), **(instead or {})}
+        self._commands = {**commands(topology or Topology()), **(instead or {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._errors: dict[str, deque[str]] = {}
         self._heard: queue.Queue[Line | Exit] = queue.Queue()

@@ -1,7 +1,7 @@
 """`kvrooms demo`: the parent process.
 
-It starts a registry, a prefill process, a decode process and a reference process, tells them what to do, shows what
-they report, and compares. It never computes anything itself.
+It starts a registry, prefill and decode processes (one per rank) and a reference process, tells them what to do, shows
+what they report, and compares. It never computes anything itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -22,16 +23,17 @@ from ..engine.ending import CutOff, Ending, status_of
 from ..engine.settings import load_settings
 from . import models
 from .jobs import Job, ModelJob, RequestJob
-from .messages import Addresses, Message, Ready, decode
+from .messages import Addresses, Gather, Held, Leads, Message, Ready, decode
 from .procs import Children, Exit, Line
+from .ranks import SIDES, Topology, check, parse
 from .session import Session
 from .view import View, pick_view
 
 _TICK_S = 0.1
 _FAREWELL_S = 10.0
 _DRAIN_GRACE_S = 5.0
-_WORKERS = frozenset({"prefill", "decode", "reference"})
-_WITH_ENGINES = ("prefill", "decode")
+_TIMEOUT_S = 90.0
+_TIMEOUT_PER_RANK_S = 15.0
 _CHILD_SHARE = 0.8  # children give up first: they can say where they stand
 
 
@@ -41,14 +43,15 @@ class DemoOptions:
 
     `model` is a kind (dense, sliding, hybrid) or a local folder, None for all kinds. `prompt` replaces the prepared
     prompts, of which there are `requests` per model. `json` asks for plain lines even on a terminal. `timeout_s`
-    bounds the whole demo.
+    bounds the whole demo; None: as `limit_s` says. `tp` is "P:D", how many prefill and decode ranks share each model.
     """
 
     prompt: str | None = None
     model: str | None = None
     json: bool = False
-    timeout_s: float = 90.0
+    timeout_s: float | None = None
     requests: int = 3
+    tp: str = "1:1"
 
 
 def main(options: DemoOptions, output: TextIO | None = None, *, instead: dict[str, list[str]] | None = None) -> int:
@@ -59,15 +62,15 @@ def main(options: DemoOptions, output: TextIO | None = None, *, instead: dict[st
     """
     output = output or sys.stdout
     view = pick_view(output, plain=options.json)
-    children = Children(instead)
     session: Session | None = None
     error, status = "", 1
     with Ending() as ending:
-        ending.at_once.append(children.kill)
         try:
-            with tempfile.TemporaryDirectory(prefix="kvrooms-demo-") as folder, view, children:
+            with tempfile.TemporaryDirectory(prefix="kvrooms-demo-") as folder, view:
                 session = Session(plan(options, folder))
-                Demo(session, children, view, options.timeout_s, ending).run()
+                with Children(instead, session.job.topology) as children:
+                    ending.at_once.append(children.kill)
+                    Demo(session, children, view, limit_s(options, session.job.topology), ending).run()
         except Interrupted as problem:
             error, status = str(problem), status_of(problem.sign)
         except CutOff as problem:
@@ -97,8 +100,14 @@ class Interrupted(DemoError):
 
 
 def plan(options: DemoOptions, folder: str) -> Job:
-    """The job for these options. Raises ValueError if they name no model or an empty prompt."""
+    """The job for these options.
+
+    Raises ValueError if they name no model, an empty prompt, or ranks that cannot share a model.
+    """
+    topology = parse(options.tp)
     chosen = _models(options)
+    for model in chosen:
+        check(model, topology)
     if len({model.name for model in chosen}) != len(chosen):
         raise ValueError("two models have the same name")
     job_requests: list[RequestJob] = []
@@ -108,7 +117,14 @@ def plan(options: DemoOptions, folder: str) -> Job:
         else:
             prompts = models.prepared_prompts(model, options.requests)
         job_requests += models.requests(model, prompts, first_room=1 + len(job_requests))
-    return Job(chosen, job_requests, folder, options.timeout_s * _CHILD_SHARE)
+    return Job(chosen, job_requests, folder, limit_s(options, topology) * _CHILD_SHARE, topology)
+
+
+def limit_s(options: DemoOptions, topology: Topology) -> float:
+    """How long the demo may take: as asked, or 90 s and 15 more for each rank beyond the first on a side."""
+    if options.timeout_s is not None:
+        return options.timeout_s
+    return _TIMEOUT_S + _TIMEOUT_PER_RANK_S * (topology.prefill + topology.decode - 2)
 
 
 def _models(options: DemoOptions) -> list[ModelJob]:
@@ -135,15 +151,22 @@ class Demo:
         self._view = view
         self._timeout_s = timeout_s
         self._gone: set[str] = set()
+        topology = session.job.topology
+        self._side = {side: topology.children(side) for side in SIDES}
+        self._engines = [seat.child for seat in topology.seats()]
+        self._workers = frozenset((*self._engines, "reference"))
 
     def run(self) -> None:
         """Run to the end. Raises DemoError when a child dies, speaks nonsense, or time is up, or a signal came."""
         ends = time.monotonic() + self._timeout_s
-        self._view.note("starting: registry, prefill, decode, reference")
-        for name in ("prefill", "decode", "registry", "reference"):
-            self._children.start(name)
-            if name != "registry":
-                self._children.tell(name, self._session.job)
+        self._view.note(f"starting: registry, {', '.join(self._engines)}, reference")
+        job = self._session.job
+        for seat in job.topology.seats():
+            self._children.start(seat.child)
+            self._children.tell(seat.child, msgspec.structs.replace(job, seat=seat))
+        self._children.start("registry")
+        self._children.start("reference")
+        self._children.tell("reference", job)
         while not self._session.complete:
             left = ends - time.monotonic()
             if left <= 0:
@@ -161,7 +184,7 @@ class Demo:
     def _drain(self, sign: signal.Signals, heard: Line | Exit | None) -> NoReturn:
         """Let open rooms end within the limit that engines have, and hear what became of them. Raises Interrupted."""
         limit_s = load_settings().drain_timeout_s
-        for name in _WITH_ENGINES:
+        for name in self._engines:
             self._children.drain(name)
         ends = time.monotonic() + limit_s + _DRAIN_GRACE_S
         while True:
@@ -170,7 +193,7 @@ class Demo:
             elif heard is not None:
                 self._heard(heard)
             left = ends - time.monotonic()
-            if left <= 0 or self._gone.issuperset(_WITH_ENGINES):
+            if left <= 0 or self._gone.issuperset(self._engines):
                 break
             heard = self._children.hear(min(left, _TICK_S))
             self._view.tick(self._session)
@@ -181,10 +204,10 @@ class Demo:
 
     def _farewell(self, ends: float) -> None:
         """Let the children leave by themselves: an engine that cannot be closed is a fault too."""
-        while len(self._gone & _WORKERS) < len(_WORKERS):
+        while not self._gone >= self._workers:
             left = ends - time.monotonic()
             if left <= 0:
-                raise DemoError(f"{', '.join(sorted(_WORKERS - self._gone))} finished but did not exit")
+                raise DemoError(f"{', '.join(sorted(self._workers - self._gone))} finished but did not exit")
             heard = self._children.hear(left)
             if isinstance(heard, Exit):
                 self._exited(heard)
@@ -193,17 +216,26 @@ class Demo:
         if line.child == "registry":
             url = str(json.loads(line.data)["bootstrap"])
             self._view.note(f"registry at {url}")
-            self._children.tell("prefill", Addresses({"registry": url}))
+            self._tell(self._side["prefill"], Addresses({"registry": url}))
             return
         try:
             message: Message = decode(line.data)
         except msgspec.MsgspecError as error:
             raise DemoError(f"the {line.child} process wrote a line that is no event: {error}") from error
-        if isinstance(message, Ready):
+        if isinstance(message, Ready) and line.child == self._side["prefill"][0]:
             self._view.note("prefill serves; decode opens its rooms")
-            self._children.tell("decode", Addresses(message.urls))
+            self._tell(self._side["decode"], Addresses(message.urls))
+        if isinstance(message, Leads):
+            side = next(children for children in self._side.values() if line.child in children)
+            self._tell(side[1:], Addresses(message.addresses))
         row = self._session.take(line.child, message)
+        if isinstance(message, Held) and line.child in self._side["decode"] and row is not None and row.landed:
+            self._tell(self._side["decode"][:1], Gather(message.request))
         self._view.show(row, line.child, message)
+
+    def _tell(self, children: Iterable[str], value: msgspec.Struct) -> None:
+        for child in children:
+            self._children.tell(child, value)
 
     def _exited(self, gone: Exit) -> None:
         self._gone.add(gone.child)
@@ -220,7 +252,7 @@ class Demo:
 
     def _standing(self) -> str:
         open_rows = [
-            f"{name} (prefill {row.phases['prefill'] or 'not open'}, decode {row.phases['decode'] or 'not open'})"
+            f"{name} (prefill {row.phase('prefill') or 'not open'}, decode {row.phase('decode') or 'not open'})"
             for name, row in self._session.rows.items()
             if not row.good
         ]
@@ -233,6 +265,8 @@ def report(session: Session | None, error: str = "") -> dict[str, Any]:
     ok = session is not None and session.ok
     transport = "" if session is None else session.transport
     result: dict[str, Any] = {"ok": ok, "transport": transport, "requests": rows}
+    if session is not None and session.job.topology.split:
+        result["tp"] = str(session.job.topology)
     if session is not None and session.drained:
         engines = [one for drained in session.drained.values() for one in drained.engines.items()]
         result["drained"] = {name: drained._asdict() for name, drained in engines}

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .messages import Control, Generated, Message, Phase, Reference, Sent
+from .messages import Control, Generated, Held, Message, Phase, Reference, Sent
+from .ranks import SIDES
 from .session import Row, Session
 
 _FRAME_S = 0.1
@@ -140,9 +141,11 @@ def describe(message: Message, child: str) -> str:
         case Phase():
             return f"{child}: {message.phase}"
         case Sent():
-            return f"prefill: chunk {message.chunks} of {message.total} sent, {message.pages} pages so far"
+            return f"{child}: chunk {message.chunks} of {message.total} sent, {message.pages} pages so far"
+        case Held():
+            return f"{child}: {message.bytes} bytes {'landed' if child.startswith('decode') else 'held'}"
         case Generated():
-            return f"decode: {message.bytes} bytes landed, {len(message.tokens)} tokens generated"
+            return f"{child}: {len(message.tokens)} tokens generated"
         case Reference():
             return f"reference: {len(message.tokens)} tokens"
         case Control():
@@ -155,9 +158,20 @@ def verdict(row: Row) -> str:
     """One row's outcome in words."""
     controls = ", ".join(f"{name} {'noticed' if seen else 'NOT NOTICED'}" for name, seen in row.controls.items())
     return (
-        f"{row.request.model}: bytes {word(row.bytes_identical and not row.strayed)}, "
+        f"{row.request.model}: bytes {word(row.bytes_identical and not row.strayed)}{_by_rank(row)}, "
         f"tokens {word(row.identical)}; {controls or 'no control was run'}"
     )
+
+
+def _by_rank(row: Row) -> str:
+    """What each rank holds, where there are several."""
+    if not row.topology.split:
+        return ""
+    sides = []
+    for side in SIDES:
+        held = [row.held.get(child) for child in row.topology.children(side)]
+        sides.append(" + ".join(str(one.bytes) if one else "?" for one in held) + f" on {side}")
+    return f" ({', '.join(sides)})"
 
 
 def word(identical: bool | None) -> str:
@@ -186,7 +200,7 @@ def rooms(rows: Iterable[Row], caption: str, *, width: int) -> Table:
 
 
 def _cells(row: Row, *, wide: bool) -> list[str]:
-    sent, done = row.sent, row.generated
+    sent = row.sent
     seen = sum(row.controls.values())
     controls = f"[{'green' if seen == len(row.controls) else 'bold red'}]{seen}/{len(row.controls)}[/]"
     return [
@@ -194,11 +208,11 @@ def _cells(row: Row, *, wide: bool) -> list[str]:
         row.request.id,
         *([row.request.model] if wide else []),
         str(len(row.request.prompt)),
-        _styled(row.phases["prefill"]),
-        _styled(row.phases["decode"]),
+        _styled(row.phase("prefill")),
+        _styled(row.phase("decode")),
         f"{sent.chunks}/{sent.total}" if sent else "",
-        *([str(done.pages if done else sent.pages if sent else "")] if wide else []),
-        str(done.bytes) if done else "",
+        *([str(sent.pages) if sent else ""] if wide else []),
+        str(row.bytes("decode")) if row.landed else "",
         _mark(row.bytes_identical if not row.strayed else False),
         _mark(row.identical),
         controls if row.controls else "",
