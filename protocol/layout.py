@@ -72,6 +72,11 @@ class BufferSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return f"layer {self.layer} {self.role}"
 
     @property
+    def padding(self) -> int:
+        """Bytes of an item that are in no cell."""
+        return self.item_length - sum(shard.rows * shard.units * shard.unit_bytes for shard in self.parts)
+
+    @property
     def parts(self) -> tuple[Shard, ...]:
         """The shards; of a buffer without any, the one that is all of it."""
         return self.shards or (Shard(0, 1, 0, 1, 0, self.item_length, 0, 1),)
@@ -111,6 +116,12 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def aux_names(self) -> tuple[str, ...]:
         """The names of the aux buffers, in order."""
         return tuple(aux.name for aux in self.aux)
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether an item has bytes in no cell: nobody touches them, so whole items cannot be sent."""
+        buffers = (*self.kv, *(buffer for component in self.state for buffer in component.buffers))
+        return any(buffer.padding for buffer in buffers)
 
     @cached_property
     def component_names(self) -> tuple[str, ...]:

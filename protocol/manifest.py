@@ -75,7 +75,8 @@ def derive(
     """
     state = counts_of(layout.component_names, tuple(map(len, indices))) if indices else ()
     if covers is None:
-        return Manifest(pages, span(prefix_pages, pages), layout.aux_names if aux else (), state)
+        kv = span(prefix_pages, pages) if layout.kv else ()
+        return Manifest(pages, kv, layout.aux_names if aux else (), state)
     state = tuple((name, count) for name, count in state if name in covers.state)
     return Manifest(pages, covers.positions(pages, prefix_pages), covers.aux if aux else (), state)
 

@@ -139,7 +139,7 @@ class HandPrefill(Hand):
         """Listen, and tell the registry."""
         address = self.channel.listen()
         entry = Registration(self.name, 0, address, self.incarnation, 16, self.layout.digest.hex(), 30.0)
-        self.world.registry[BOOTSTRAP, self.name] = entry
+        self.world.registry[BOOTSTRAP, self.name, 0] = entry
 
     def welcome(self, **changes: Any) -> wire.Welcome:
         """Our WELCOME, with changes."""

@@ -55,8 +55,8 @@ def test_the_engine_that_took_the_address_over_is_found_once_the_registry_knows_
     bench = Bench(5)
     hand = HandPrefill(bench)
     room = bench.receive(bench.plan(1), 8, instance="hand", bootstrap_timeout_s=60)
-    stale = bench.world.registry[BOOTSTRAP, "hand"]
-    bench.world.registry[BOOTSTRAP, "hand"] = msgspec.structs.replace(stale, incarnation=stale.incarnation ^ 2)
+    stale = bench.world.registry[BOOTSTRAP, "hand", 0]
+    bench.world.registry[BOOTSTRAP, "hand", 0] = msgspec.structs.replace(stale, incarnation=stale.incarnation ^ 2)
     bench.settle()
     hand.heard(wire.Hello)
     hand.say(hand.welcome())
@@ -64,7 +64,7 @@ def test_the_engine_that_took_the_address_over_is_found_once_the_registry_knows_
     hand.listen_up()
     assert hand.closed, "somebody else was named"
     assert not hand.heard(wire.Metadata)
-    bench.world.registry[BOOTSTRAP, "hand"] = stale
+    bench.world.registry[BOOTSTRAP, "hand", 0] = stale
     bench.pass_time(2)
     hand.heard(wire.Hello)
     hand.say(hand.welcome())

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 import msgspec
 
 from ..protocol.errors import InvalidArgument, Overloaded
-from ..protocol.identity import RoomKey, check_int, room_key
+from ..protocol.identity import ITEMS_MAX, RoomKey, check_int, room_key
 from ..protocol.layout import Instance, differences
 from ..protocol.manifest import Indices, page_indices
 from ..protocol.manifest import state_indices as spelled
@@ -99,7 +99,8 @@ class DecodeEngine(Engine):
         """Open a room and ask the prefill engine for it. Never blocks; either side may come first.
 
         bootstrap: URL of the registry that knows the prefill engine (`PrefillEngine.bootstrap`). instance: its name, ""
-        when the registry knows only one. pages: destination page of each position that is owed, in order.
+        when the registry knows only one. pages: destination page of each position that is owed, in order; only their
+        number counts on a rank without KV.
         prefix_pages: how many leading positions decode holds already. aux_index: destination aux slot, None for no aux.
         state_indices: destination indices per component, in any spelling (`protocol.manifest.state_indices`).
         skip_state: this room carries no state, not even what is owed always; both sides must say so.
@@ -112,7 +113,7 @@ class DecodeEngine(Engine):
         layout, regions = self.memory.layout, self.memory.regions
         key = room_key(room, attempt)
         target = self._target(bootstrap, instance, rank)
-        destination_pages = page_indices("pages", pages, regions.pages)
+        destination_pages = page_indices("pages", pages, regions.pages if layout.kv else ITEMS_MAX)
         prefix = check_int("prefix_pages", prefix_pages, 0, 2**24 - len(destination_pages))
         slot = -1 if aux_index is None else check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
         indices = spelled(layout, state_indices, self._items, skip_state=skip_state)
@@ -123,7 +124,7 @@ class DecodeEngine(Engine):
         wish = Wish(destination_pages, prefix, slot, indices, length)
         record = DecodeRecord(key, settings, 0.0, target, wish, handle)
         handle.record = record
-        self._admit(handle, key, (destination_pages, slot, indices))
+        self._admit(handle, key, (destination_pages if layout.kv else destination_pages[:0], slot, indices))
         held = self._holds.get(key)
         if held is not None:
             self.release(held)

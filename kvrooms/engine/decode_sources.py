@@ -10,6 +10,8 @@ from ..protocol.shares import CannotPair, Share, covers_of, pair_up
 from .core import EngineCore, Ports
 from .decode_state import DecodeLink, DecodeRecord, Route, Source, Target
 
+_DIGESTS = "digests are taken of whole items: both layouts must be equal, without padding, and each rank alone"
+
 
 class DecodeSources(EngineCore):
     """The part of a decode core that knows which ranks send. See `EngineCore`."""
@@ -106,14 +108,14 @@ class DecodeSources(EngineCore):
         """The ranks that send to this rank. Raises CannotPair."""
         alone = len(known) == len(self.instance.ranks) == 1
         member = known[0].member
-        if alone and (member is None or not differences(self.layout, member.layout)):
+        if alone and (member is None or not (self.layout.padded or differences(self.layout, member.layout))):
             return (Route(source.target, None, None, self.layout.page_size),)
         members = [one.member for one in known]
         ranks = tuple(one for one in members if one is not None)
         if len(ranks) < len(members):
             raise CannotPair(("the prefill engine does not say what it has, and this is not its only decode rank",))
         if self.settings.digest:
-            raise CannotPair(("digests are taken of whole items: both layouts must be equal, and each rank alone",))
+            raise CannotPair((_DIGESTS,))
         pairing = pair_up(Instance(ranks), self.instance)
         return tuple(
             self._route(source.target._replace(rank=p) if len(known) > 1 else source.target, share, ranks[p])

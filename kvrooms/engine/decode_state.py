@@ -191,10 +191,13 @@ def wanted_from(layout: Layout, route: Route, wish: Wish) -> tuple[Manifest, Des
     total = prefix + len(pages)
     if route.covers is None:
         manifest = derive(layout, total, prefix, indices, aux=slot >= 0)
-        return manifest, Destination(pages, slot, tuple(some for some in indices if len(some)))
+        return manifest, Destination(
+            pages if manifest.kv else pages[:0], slot, tuple(some for some in indices if len(some))
+        )
     ours, theirs = layout.page_size, route.page_size
     sent = total if ours == theirs else -(-tokens // theirs)
-    manifest = derive(layout, sent, prefix * ours // theirs, indices, slot >= 0, route.covers)
+    held = sent if prefix * ours >= tokens else prefix * ours // theirs  # decode may hold less than a page of theirs
+    manifest = derive(layout, sent, held, indices, slot >= 0, route.covers)
     low, high = (manifest.kv[0][0], manifest.kv[-1][1]) if manifest.kv else (0, 0)
     first, stop = max(prefix, low * theirs // ours), min(total, -(-high * theirs // ours))
     some = pages[first - prefix : stop - prefix] if manifest.kv else pages[:0]

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from ..protocol.errors import InvalidArgument, RoomClosed
-from ..protocol.identity import PAGES_MAX, RANKS_MAX, RoomKey, check_int, room_key
+from ..protocol.identity import ITEMS_MAX, PAGES_MAX, RANKS_MAX, RoomKey, check_int, room_key
 from ..protocol.layout import Layout, Rank
 from ..protocol.manifest import Declaration, Indices, counts_of, owed_always, page_indices
 from ..protocol.manifest import state_indices as spelled
@@ -58,7 +58,8 @@ class PrefillRoom(Room):
     ) -> None:
         """Send the next pages, and state, as they are computed. Never blocks: the writes follow decode's METADATA.
 
-        pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt).
+        pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt); only
+        their number counts on a rank without KV.
         layers: the ids of the layers whose KV is ready; these continue at the position that they have reached, and
         others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
         layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
@@ -191,7 +192,7 @@ class PrefillEngine(Engine):
         layout, regions = self.memory.layout, self.memory.regions
         if last is not None and not isinstance(last, (bool, np.bool_)):
             raise InvalidArgument("last", last, "must be True, False or None")
-        some = page_indices("pages", pages, regions.pages)
+        some = page_indices("pages", pages, regions.pages if layout.kv else ITEMS_MAX)
         skip = room._skip_state  # noqa: SLF001
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
         buffers = None if layers is None else _buffers_of(layout, layers)

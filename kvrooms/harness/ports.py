@@ -69,8 +69,8 @@ class SimRegistry:
     def _answer(self, ticket: int, bootstrap: str, instance: str, rank: int) -> None:
         known = [
             registration
-            for (url, name), registration in self._world.registry.items()
-            if url == bootstrap and instance in ("", name) and registration.rank == rank
+            for (url, name, number), registration in self._world.registry.items()
+            if url == bootstrap and instance in ("", name) and number == rank
         ]
         if len(known) == 1:
             self._answers.append(Resolved(ticket, known[0]))
@@ -85,13 +85,14 @@ class SimRegistry:
 
     def announce(self, bootstrap: str, registration: Registration) -> None:
         """See `Registry.announce`."""
-        self._world.registry[bootstrap, registration.instance] = registration
+        self._world.registry[bootstrap, registration.instance, registration.rank] = registration
 
     def withdraw(self, bootstrap: str, registration: Registration) -> None:
         """See `Registry.withdraw`."""
-        known = self._world.registry.get((bootstrap, registration.instance))
+        key = (bootstrap, registration.instance, registration.rank)
+        known = self._world.registry.get(key)
         if known is not None and known.incarnation == registration.incarnation:
-            del self._world.registry[bootstrap, registration.instance]
+            del self._world.registry[key]
 
 
 class Write:

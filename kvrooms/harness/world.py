@@ -21,10 +21,11 @@ from functools import partial
 from typing import Protocol
 
 from ..engine.core import EngineCore, Ports
-from ..engine.host import Assembly
+from ..engine.host import Assembly, Place
 from ..engine.settings import EngineSettings
 from ..engine.thread import Core
 from ..protocol.identity import agent_name
+from ..protocol.layout import Instance
 from ..protocol.memory import Memory
 from ..protocol.registration import Registration
 from .channel import SimChannel, nobody
@@ -69,7 +70,7 @@ class World:
         self.witness = Witness()
         self.now = 0.0
         self.steps = 0
-        self.registry: dict[tuple[str, str], Registration] = {}
+        self.registry: dict[tuple[str, str, int], Registration] = {}
         self.listeners: dict[str, SimChannel] = {}
         self.agents: dict[str, SimTransport] = {}
         self._choices = Choices()
@@ -91,9 +92,21 @@ class World:
         self._lanes.hold(lane, self.now + seconds)
 
     def assemble(
-        self, name: str, memory: Memory, settings: EngineSettings | None = None, *, listen: bool = False
+        self,
+        name: str,
+        memory: Memory,
+        settings: EngineSettings | None = None,
+        *,
+        listen: bool = False,
+        place: Place | None = None,
+        instance: Instance | None = None,
+        rank: int = 0,
     ) -> Assembly:
-        """The parts of an engine in this world. `listen` is for prefill engines."""
+        """The parts of an engine in this world. `listen` is for prefill engines.
+
+        place: of a prefill rank, which registers as one of those called `name` up to its first blank. instance, rank:
+        of a decode rank.
+        """
         ids = SimIds(self.random)
         incarnation = ids.incarnation()
         channel = SimChannel(self, name)
@@ -105,8 +118,8 @@ class World:
         withdraw: Callable[[], None] = nobody
         if listen:
             address, bootstrap = channel.listen(), "http://world:1"
-            layout = memory.layout
-            entry = Registration(name, 0, address, incarnation, layout.page_size, layout.digest.hex(), 30.0)
+            entry = _entry(name, memory, address, incarnation, place)
+            instance = None if place is None else Instance((place.member,), incarnation)
             registry.announce(bootstrap, entry)
             withdraw = partial(registry.withdraw, bootstrap, entry)
         ports = Ports(
@@ -120,6 +133,8 @@ class World:
             registry=registry,
             clock=clock,
             ids=ids,
+            instance=instance,
+            rank=rank,
         )
 
         def runner(core: EngineCore, finish: Callable[[], None]) -> SimRunner:
@@ -276,6 +291,17 @@ class World:
         for runner in self._runners:
             if not runner.gone:
                 self.stall(runner.core.name, stalled=False)
+
+
+def _entry(name: str, memory: Memory, address: str, incarnation: int, place: Place | None) -> Registration:
+    """What the registry is told of a prefill engine."""
+    page_size, digest = memory.layout.page_size, memory.layout.digest.hex()
+    if place is None:
+        return Registration(name, 0, address, incarnation, page_size, digest, 30.0)
+    called = name.partition(" ")[0]
+    return Registration(
+        called, place.rank, address, incarnation, page_size, digest, 30.0, ranks=place.ranks, member=place.member
+    )
 
 
 class SimRunner:

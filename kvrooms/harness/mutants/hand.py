@@ -103,7 +103,7 @@ class HandPrefill(Hand):
         super().__init__(stage, name)
         address = self.channel.listen()
         entry = Registration(name, 0, address, self.incarnation, 16, self.layout.digest.hex(), 30.0)
-        stage.world.registry[BOOTSTRAP, name] = entry
+        stage.world.registry[BOOTSTRAP, name, 0] = entry
 
     def welcome(self) -> None:
         """Answer the HELLO of a decode engine that is looking for us."""

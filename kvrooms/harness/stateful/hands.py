@@ -88,7 +88,7 @@ class HandPrefill(Hand):
     def register(self) -> None:
         """Take connections, and let the registry know."""
         entry = Registration(self.name, 0, self.channel.listen(), self.incarnation, 16, self.layout.digest.hex(), 30.0)
-        self.world.registry[BOOTSTRAP, self.name] = entry
+        self.world.registry[BOOTSTRAP, self.name, 0] = entry
 
     def welcome(self) -> None:
         """Answer a HELLO."""

@@ -14,6 +14,7 @@ from .layouts import declarations, index_lists, layouts, manifests, shapes
 from .orders import Announced, Schedule, announced, faults, schedules
 from .sends import Chunk, chunkings, split
 from .spellings import ABSENT, Absent, Spelling, nothing, spelled, spellings
+from .topologies import pairs, topologies
 
 __all__ = [
     "ABSENT",
@@ -30,9 +31,11 @@ __all__ = [
     "layouts",
     "manifests",
     "nothing",
+    "pairs",
     "schedules",
     "shapes",
     "spelled",
     "spellings",
     "split",
+    "topologies",
 ]

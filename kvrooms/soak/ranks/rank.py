@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ...engine.decode import DecodeEngine
 from ...engine.handle import Room
 from ...engine.prefill import PrefillEngine, PrefillRoom
 from ...engine.settings import load_settings
+from ...harness.ranks import indices, sends
 from ...protocol.errors import KvroomsError, RoomClosed
-from ...protocol.layout import Instance, Layout
+from ...protocol.layout import Instance
 from ...protocol.status import Status
 from ...shapes.deal import decode_sizes, prefill_sizes, rooms
 from ...shapes.pools import Bytes
-from ...shapes.rooms import Places
 from ...shapes.table import CASES, Case
 from .memory import described
 from .messages import Role
@@ -136,7 +136,7 @@ class DecodeRank(Rank):
                 instance=instance_name(self.case, room.instance),
                 pages=places.pages,
                 aux_index=places.aux_slot,
-                state_indices=_indices(places),
+                state_indices=indices(places),
                 prefix_pages=room.prefix,
                 tokens=room.tokens,
             )
@@ -146,23 +146,6 @@ class DecodeRank(Rank):
 def instance_name(case: Case, instance: int) -> str:
     """What the registry knows a prefill instance by."""
     return f"{case.name}-{instance}"
-
-
-def sends(case: Case, layout: Layout, places: Places) -> Iterator[dict[str, Any]]:
-    """The sends of one room on one rank, chunk by chunk; layer by layer where the shape says so."""
-    pages, state = places.valid_pages, _indices(places)
-    layers = sorted({buffer.layer for buffer in layout.kv}) if case.layerwise else []
-    chunks = [pages[at : at + case.chunk] for at in range(0, len(pages), case.chunk)] or [()]
-    for number, chunk in enumerate(chunks):
-        last = number == len(chunks) - 1
-        for layer in layers[:-1]:
-            yield {"pages": chunk, "layers": [layer]}
-        some = {"layers": layers[-1:]} if layers else {}
-        yield {"pages": chunk, **some, "state_indices": state if last else None, "last": last}
-
-
-def _indices(places: Places) -> dict[str, Sequence[int]]:
-    return {name: indices for name, indices in places.state if indices}
 
 
 _EMPTY = ("rooms", "grants", "posted", "tokens", "waiting", "claims", "keys")
