@@ -268,8 +268,11 @@ def report(session: Session | None, error: str = "") -> dict[str, Any]:
     if session is not None and session.job.topology.split:
         result["tp"] = str(session.job.topology)
     if session is not None and session.drained:
-        engines = [one for drained in session.drained.values() for one in drained.engines.items()]
-        result["drained"] = {name: drained._asdict() for name, drained in engines}
+        result["drained"] = {
+            (f"{child}/{name}" if session.job.topology.split else name): drained._asdict()
+            for child, told in session.drained.items()
+            for name, drained in told.engines.items()
+        }
     if not ok:
         result["errors"] = [error] if session is None else session.complaints()
     return result

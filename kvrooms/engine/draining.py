@@ -56,8 +56,9 @@ def words(found: Mapping[str, Drained]) -> list[str]:
 class Drainer:
     """Makes this process drain its engines, report, close them and end: 0 if its parent asked, else `status_of`.
 
-    report: called on the drainer's thread with what became of each engine's rooms. limit_s: how long rooms may go on,
-    if not as the engines' settings say. A second signal ends the process at once. Made in the main thread.
+    The engines' groups are closed with them. report: called on the drainer's thread with what became of each engine's
+    rooms. limit_s: how long rooms may go on, if not as the engines' settings say. A second signal ends the process at
+    once. Made in the main thread.
     """
 
     def __init__(self, report: Callable[[dict[str, Drained]], None], limit_s: float | None = None) -> None:
@@ -96,8 +97,11 @@ class Drainer:
         status = self._told.get()
         try:
             self._report(drain_all(engines(), self._limit_s))
-            for engine in engines():
+            ending = engines()
+            for engine in ending:
                 engine.close()
+            for group in [engine.group for engine in ending if engine.group is not None]:
+                group.close()
         except OSError:
             pass  # there is nobody left to report to
         except Exception:

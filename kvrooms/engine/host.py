@@ -167,7 +167,8 @@ class Engine:
     def drain(self, timeout: float | None = None) -> Drained:
         """Take no new rooms and let the open ones end, at most `timeout` s; what has not ended then is aborted.
 
-        Then wait for their memory, within the same limit or a second more. The engine stays as it is, to be closed.
+        In a group, a room has ended when it has its outcome. Then wait for the rooms' memory, within the same limit or
+        a second more. The engine stays as it is, to be closed.
         timeout: None for the setting `drain_timeout_s`. Raises EngineClosed.
         """
         self._check_open()
@@ -180,7 +181,7 @@ class Engine:
         late: list[str] = []
         for room in rooms:
             try:
-                room.wait(max(0.0, end - time.monotonic()))
+                room.wait_outcome(max(0.0, end - time.monotonic()))
             except TimeoutError:
                 late.append(repr(room))
                 room.abort("the engine was drained")
@@ -188,7 +189,7 @@ class Engine:
             room.wait(CLOSE_TIMEOUT_S)
         end = max(end, time.monotonic() + _ACKNOWLEDGE_S)
         held = sum(not room.wait_memory_free(max(0.0, end - time.monotonic())) for room in rooms)
-        done = sum(room.poll() is Status.DONE for room in rooms)
+        done = sum(room.outcome is Status.DONE for room in rooms)
         return Drained(done, len(rooms) - done, tuple(late), held)
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
