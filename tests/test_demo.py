@@ -86,3 +86,26 @@ def test_a_local_folder_works_and_one_wrong_byte_is_seen(tmp_path: Path) -> None
     assert status == 1
     assert result["ok"] is False
     assert any("kv/3/v: 1 of" in error for error in result["errors"])
+
+
+def test_a_split_model_works_and_one_wrong_byte_at_one_rank_is_seen() -> None:
+    lengths = [len(prompt) for prompt in models.prepared_prompts(models.builtin("hybrid"), 2)]
+    spoilt = [sys.executable, "-P", "-c", SPOILT.format(tokens=lengths[1])]
+    output = io.StringIO()
+    status = main(DemoOptions(model="hybrid", requests=2, tp="1:2"), output, instead={"decode-1": spoilt})
+    result = json.loads(output.getvalue().splitlines()[-1])
+    good, bad = result["requests"]
+    assert result["tp"] == "1:2"
+    assert good["bytes_identical"]
+    assert good["identical"]
+    assert all(good["controls"].values())
+    assert {"heads_moved", "channels_moved"} <= set(good["controls"])
+    (whole,), shares = good["ranks"]["prefill"], good["ranks"]["decode"]
+    aux = 12  # a token and its log-probability, on every rank
+    assert shares == [{"bytes": (whole["bytes"] - aux) // 2 + aux, "identical": True}] * 2
+    assert good["bytes"] == whole["bytes"] + aux
+    assert good["state_bytes"] > 0
+    assert bad["bytes_identical"] is False
+    assert [rank["identical"] for rank in bad["ranks"]["decode"]] == [True, False]
+    assert (status, result["ok"]) == (1, False)
+    assert any("bytes of decode-1: kv/3/v: 1 of" in error for error in result["errors"])

@@ -29,6 +29,11 @@ class Topology(msgspec.Struct, frozen=True):
         """Is the model split on either side?"""
         return max(self.prefill, self.decode) > 1
 
+    @property
+    def total(self) -> int:
+        """How many ranks there are on both sides."""
+        return self.prefill + self.decode
+
     def ranks(self, side: Side) -> int:
         """How many ranks `side` has."""
         return self.prefill if side == "prefill" else self.decode

@@ -124,7 +124,7 @@ def limit_s(options: DemoOptions, topology: Topology) -> float:
     """How long the demo may take: as asked, or 90 s and 15 more for each rank beyond the first on a side."""
     if options.timeout_s is not None:
         return options.timeout_s
-    return _TIMEOUT_S + _TIMEOUT_PER_RANK_S * (topology.prefill + topology.decode - 2)
+    return _TIMEOUT_S + _TIMEOUT_PER_RANK_S * (topology.total - 2)
 
 
 def _models(options: DemoOptions) -> list[ModelJob]:

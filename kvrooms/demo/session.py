@@ -67,9 +67,16 @@ class Row:
         return sum(self.held[child].bytes for child in self.topology.children(side) if child in self.held)
 
     @property
+    def same_bytes(self) -> bool | None:
+        """Is every byte that landed, on every rank, what it must be, and no other one written? None: not known yet."""
+        if self.bytes_identical is None or (self.topology.split and len(self.rank_identical) < self.topology.total):
+            return None
+        return self.bytes_identical and not self.strayed and all(self.rank_identical.values())
+
+    @property
     def good(self) -> bool:
         """Everything was shown: the bytes, the tokens, at least one control, and every control noticed."""
-        shown = self.bytes_identical is True and self.identical is True and bool(self.controls)
+        shown = self.same_bytes is True and self.identical is True and bool(self.controls)
         moved = self.generated is not None and self.bytes("decode") > 0 and self.sent is not None
         return shown and moved and all(self.controls.values()) and not self.troubles
 
@@ -86,7 +93,7 @@ class Row:
             "pages": max((held.pages for held in landed), default=0),
             "bytes": self.bytes("decode"),
             "state_bytes": sum(held.state_bytes for held in landed),
-            "bytes_identical": self.bytes_identical is True and not self.strayed,
+            "bytes_identical": self.same_bytes is True,
             "identical": self.identical is True,
             "controls": dict(self.controls),
             "seconds": round(done.seconds, 3) if done else 0.0,
@@ -172,6 +179,9 @@ class Session:
                 found.append(f"{name}: the tokens differ from the reference's")
             if self.complete and row.generated is None and not row.troubles:
                 found.append(f"{name}: decode generated nothing")
+            if self.complete and self.job.topology.split and not row.troubles:
+                silent = [seat.child for seat in self.job.topology.seats() if seat.child not in row.rank_identical]
+                found += [f"{name}: {child} did not show what it holds" for child in silent]
             found += [f"{name}: nobody noticed {control}" for control, seen in row.controls.items() if not seen]
         return found
 

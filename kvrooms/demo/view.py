@@ -126,7 +126,7 @@ class LiveView(View):
         self._console.print(rooms(session.rows.values(), "", width=self._console.width))
         for name, text in texts.items():
             self._console.print(f"{name}: {text}", markup=False)
-        good = sum(row.good and not row.strayed for row in session.rows.values())
+        good = sum(row.good for row in session.rows.values())
         self._console.print(
             f"{good} of {len(session.rows)} requests: every byte, every token and every control as it must be.",
             style="green" if session.ok else "red",
@@ -158,7 +158,7 @@ def verdict(row: Row) -> str:
     """One row's outcome in words."""
     controls = ", ".join(f"{name} {'noticed' if seen else 'NOT NOTICED'}" for name, seen in row.controls.items())
     return (
-        f"{row.request.model}: bytes {word(row.bytes_identical and not row.strayed)}{_by_rank(row)}, "
+        f"{row.request.model}: bytes {word(row.same_bytes)}{_by_rank(row)}, "
         f"tokens {word(row.identical)}; {controls or 'no control was run'}"
     )
 
@@ -213,7 +213,7 @@ def _cells(row: Row, *, wide: bool) -> list[str]:
         f"{sent.chunks}/{sent.total}" if sent else "",
         *([str(sent.pages) if sent else ""] if wide else []),
         str(row.bytes("decode")) if row.landed else "",
-        _mark(row.bytes_identical if not row.strayed else False),
+        _mark(row.same_bytes),
         _mark(row.identical),
         controls if row.controls else "",
     ]
