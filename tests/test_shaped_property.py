@@ -30,6 +30,7 @@ PIECES = st.sampled_from((8, 40, 1 << 20))
 def check(ranks: Ranks) -> None:
     ranks.play()
     assert ranks.failures() == []
+    assert ranks.early == []
     assert ranks.miswritten() == []
     assert ranks.differs() == []
 

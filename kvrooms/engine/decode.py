@@ -124,7 +124,8 @@ class DecodeEngine(Engine):
         wish = Wish(destination_pages, prefix, slot, indices, length)
         record = DecodeRecord(key, settings, 0.0, target, wish, handle)
         handle.record = record
-        self._admit(handle, key, (destination_pages if layout.kv else destination_pages[:0], slot, indices))
+        claimed = destination_pages if layout.kv else destination_pages[:0]
+        self._admit(handle, key, (claimed, slot, indices))
         held = self._holds.get(key)
         if held is not None:
             self.release(held)

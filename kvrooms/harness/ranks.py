@@ -7,11 +7,12 @@ assert ranks.wrong() == []
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from ..engine.core import Ports
 from ..engine.decode import DecodeEngine, DecodeRoom
 from ..engine.host import Place
 from ..engine.prefill import PrefillEngine, PrefillRoom
@@ -66,6 +67,8 @@ class Ranks(Witness):
         self.settings = settings or EngineSettings()
         self.rooms = dict(enumerate(deal.rooms(case, seed)))
         self.writes: list[judge.Write] = []
+        self.early: list[str] = []
+        """What was not in place at the moment at which a decode rank's room was DONE."""
         self.prefill = [plain(instance) for instance in case.prefill]
         self.decode = replace(plain(case.decode), id=GROUP)
         self.prefills = {
@@ -95,11 +98,12 @@ class Ranks(Witness):
         return Member(("decode", 0, rank), member, pools.blank(member.layout, sizes, f"decode {rank}"), sizes)
 
     def start(self, member: Member) -> Member:
-        """Make the engine of a rank."""
+        """Make the engine of a rank, or another one in its place, with the same pools."""
         side, instance, rank = member.key
         if side == "prefill":
             place = Place(rank, len(self.prefill[instance].ranks), member.member)
             parts = self.world.assemble(member.name, member.memory, self.settings, listen=True, place=place)
+            self.meddle(member, parts.ports)
             member.engine = PrefillEngine(
                 member.memory,
                 settings=self.settings,
@@ -109,10 +113,13 @@ class Ranks(Witness):
             )
         else:
             parts = self.world.assemble(member.name, member.memory, self.settings, instance=self.decode, rank=rank)
+            self.meddle(member, parts.ports)
             member.engine = DecodeEngine(member.memory, settings=self.settings, assembly=parts)
-        assert isinstance(parts.ports.transport, SimTransport)
-        member.transport = parts.ports.transport
+        member.transport = self.world.agents[parts.ports.transport.agent]
         return member
+
+    def meddle(self, member: Member, ports: Ports) -> None:
+        """Whoever wants to stand between a rank and its ports comes here."""
 
     # -- rooms -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +138,15 @@ class Ranks(Witness):
         }
         made: DecodeRoom = member.engine.open(number, **{**arguments, **options})
         member.rooms[number] = made
+        made._end.call(member.engine.lock, lambda: self._ended(member, number))  # noqa: SLF001 - where `wait` waits, too
         return made
+
+    def _ended(self, member: Member, number: int) -> None:
+        if member.rooms[number].poll() is Status.DONE:
+            pair = oracle.Pair(self.prefill[self.rooms[number].instance], self.decode)
+            wanted = oracle.expected(pair, member.key[2], member.pool, self.rooms[number])
+            words = judge.compare(member.layout, wanted, member.pool)
+            self.early += [f"room {number} is DONE on {member.name}, and {one}" for one in words]
 
     def offer(self, number: int, rank: int, **options: Any) -> PrefillRoom:
         """Open a room on a prefill rank of the instance that serves it."""
@@ -157,6 +172,12 @@ class Ranks(Witness):
 
         Raises Stuck if they do not end by themselves.
         """
+        self.call(*numbers)
+        self.world.run(lambda: all(room.poll().terminal for m in self.members() for room in m.rooms.values()))
+        self.world.settle()
+
+    def call(self, *numbers: int) -> None:
+        """Every call of every rank for rooms (all of them), in an order that the seed draws."""
         draw = self.world.random
         todo: list[Iterator[object]] = []
         for number in numbers or tuple(self.rooms):
@@ -169,8 +190,6 @@ class Ranks(Witness):
             one = draw.choice(todo)
             if next(one, self) is self:
                 todo.remove(one)
-        self.world.run(lambda: all(room.poll().terminal for m in self.members() for room in m.rooms.values()))
-        self.world.settle()
 
     def _receiving(self, number: int, rank: int) -> Iterator[object]:
         yield self.receive(number, rank)
@@ -218,7 +237,23 @@ class Ranks(Witness):
             sources = [_bases(member) for (i, _), member in self.prefills.items() if i == room.instance]
             targets = [_bases(member) for member in self.decodes.values()]
             owed.update(oracle.owed(oracle.Pair(self.prefill[room.instance], self.decode), room, sources, targets))
-        return judge.complaints(owed, self.writes)
+        return judge.complaints(owed, self._from_pools(owed))
+
+    def _from_pools(self, owed: Mapping[oracle.Address, frozenset[oracle.Address]]) -> Iterator[judge.Write]:
+        """The writes. What was gathered elsewhere first counts as from a pool that has it; `early` sees its bytes."""
+        pools_of = [
+            (rank, array.ctypes.data, array.ctypes.data + len(array))
+            for (_, rank), member in self.prefills.items()
+            for array in member.pool
+        ]
+        for write in self.writes:
+            if any(rank == write.prefill and low <= write.source < high for rank, low, high in pools_of):
+                yield write
+                continue
+            for there in range(write.target, write.target + write.length):
+                holders = owed.get((write.decode, there), frozenset({(write.prefill, write.source)}))
+                rank, here = next((one for one in holders if one[0] == write.prefill), min(holders))
+                yield judge.Write(rank, here, write.decode, there, 1)
 
 
 def _bases(member: Member) -> list[int]:

@@ -95,8 +95,8 @@ FRESH = (
         "indices are claimed in the order of the components that are owed, not of those that there are",
         Text(
             "engine.decode:DecodeEngine.open",
-            "(destination_pages, slot, indices)",
-            "(destination_pages, slot, tuple(some for some in indices if len(some)))",
+            "(claimed, slot, indices)",
+            "(claimed, slot, tuple(some for some in indices if len(some)))",
         ),
         ("S3",),
     ),

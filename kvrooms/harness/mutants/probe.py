@@ -11,10 +11,21 @@ import pkgutil
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..evidence import Counterexample, Tally
+from ...shapes.table import Case
+from ..evidence import Counterexample, Step, Tally
 from .stage import Aside, Broken, Hang, Shape, Stage
+from .stage_ranks import RankStage
+
+
+class Timeline(Protocol):
+    """What a counterexample shows of a stage."""
+
+    steps: list[Step]
+
+    def open_ends(self) -> list[Step]:
+        """What is left open at the end."""
 
 
 class Probe(NamedTuple):
@@ -32,15 +43,23 @@ class Play:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.draw = random.Random(seed)  # noqa: S311 - to be replayed
-        self.stage: Stage | None = None
+        self.stage: Timeline | None = None
         self.scenes = 0
 
     def scene(self, shape: Shape = Shape(), *, seed: int | None = None, **options: object) -> Stage:  # noqa: B008
         """A new stage."""
         self.scenes += 1
         number = self.seed if seed is None else self.seed + 1000 * seed
-        self.stage = Stage(number, shape, **options)  # type: ignore[arg-type]
-        return self.stage
+        stage = Stage(number, shape, **options)  # type: ignore[arg-type]
+        self.stage = stage
+        return stage
+
+    def ranks(self, case: Case, *, seed: int | None = None, **options: Any) -> RankStage:
+        """A new stage with the ranks of a shape."""
+        self.scenes += 1
+        stage = RankStage(case, self.seed if seed is None else seed, **options)
+        self.stage = stage
+        return stage
 
 
 PROBES: list[Probe] = []
