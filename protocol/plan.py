@@ -12,7 +12,7 @@ position whose buffers do not fit one piece: it is split by buffers, and its las
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from .layout import Layout, Region, Regions
 from .manifest import Indices
 from .notify import PARTS_MAX, Part, PartKind
+from .packing import Packed
 
 Descriptors = npt.NDArray[np.uint64]
 MERGE_MIN = 4
@@ -119,12 +120,19 @@ class Transfer(NamedTuple):
     report: bool = True
 
 
+class Staged(NamedTuple):
+    """How a piece goes through a staging buffer. pack: what to gather there. direct: the same piece without it."""
+
+    pack: Callable[[], Packed]
+    direct: Callable[[], Piece]
+
+
 class Piece(NamedTuple):
     """One bounded write. `parts` is what its notification reports, with `ordered` also of pieces before it; none: none.
 
     source_memory, destination_memory: which lists it picks from. Either indices into the prepared lists (int32, equally
     long), or, where merging pays, descriptors of shape [n, 3] on both sides. `ordered`: post it after every earlier
-    piece of the grant has settled.
+    piece of the grant has settled. `staged`: its source descriptors count from the first byte of a staging slot.
     """
 
     parts: tuple[Part, ...]
@@ -136,6 +144,7 @@ class Piece(NamedTuple):
     destination_descriptors: Descriptors | None
     bytes: int
     ordered: bool = False
+    staged: Staged | None = None
 
 
 class _Slice(NamedTuple):

@@ -1,117 +1,60 @@
 """Transfer plans between ranks whose layouts differ: which runs of bytes go where.
 
-For each pair of ranks and part (KV, aux, a state component) there is one `Grid`, made once: the runs of bytes of one
-block, as offsets on either side. A block is an item, or of KV pages of different sizes the tokens that both sizes
-divide. A write is then a few arrays: block numbers times item lengths, plus offsets. Nothing is done page by page.
+A write is a few arrays: block numbers times item lengths, plus the offsets of a `Grid`. Nothing is done page by page.
+Where runs are short, they may be gathered first: see `staging`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import gcd
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import WireError
-from .layout import BufferSpec, Layout, Region, Regions, Shard
+from .grids import Ends, Grid, Side, grids
 from .manifest import Indices
 from .notify import PARTS_MAX, Part, PartKind
-from .plan import Descriptors, Piece, Transfer, reported_last
-from .shares import Entry, Share
+from .packing import Packed
+from .plan import Descriptors, Piece, Staged, Transfer, reported_last
+from .shares import Share
+from .staging import RUNS_MIN, Staging, Way, way_of
 
 _U64 = npt.NDArray[np.uint64]
-RUNS_MAX = 2**20
-"""Runs of bytes in one block of one part. More are a mistake, or an attempt to make us run out of memory."""
+_I64 = npt.NDArray[np.int64]
+_LAYERED_MAX = 4096
 _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
-class Side(NamedTuple):
-    """One rank's memory."""
-
-    layout: Layout
-    regions: Regions
-
-
-class Ends(NamedTuple):
-    """One side of a grid: per run its address in item 0, the item's length, the stride of a row.
-
-    items: how many items there are. memory, device: where they live.
-    """
-
-    base: _U64
-    item: _U64
-    row: _U64
-    items: int
-    memory: str
-    device: int
-
-
-class Grid(NamedTuple):
-    """The runs of one block of one part. size: bytes of each run. tokens: of a block, per item (source, target).
-
-    buffer: per run which of the source's buffers it is of.
-    """
-
-    source: Ends
-    target: Ends
-    size: _U64
-    block: int
-    source_tokens: int
-    target_tokens: int
-    buffer: npt.NDArray[np.int64]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a block."""
-        return int(self.size.sum())
-
-    @property
-    def whole(self) -> bool:
-        """Whether every run is a whole item on both sides: consecutive items make one run then."""
-        return bool((self.size == self.source.item).all() and (self.size == self.target.item).all())
-
-
-class _Run(NamedTuple):
-    """A run on one side: offset in the item, item length, stride of a row, and the region."""
-
-    offset: _U64
-    row: int
-    spec: BufferSpec
-    region: Region
-    buffer: int = 0
-
-
 class PairTable:
-    """The grids of one pair of ranks. Raises WireError, naming the entry, for a share that leaves its items."""
+    """The plans of one pair of ranks. Raises WireError, naming the entry, for a share that leaves its items.
 
-    def __init__(self, source: Side, target: Side, share: Share) -> None:
-        self._found: dict[tuple[PartKind, str], list[tuple[_Run, _Run, _U64]]] = {}
-        sizes = source.layout.page_size, target.layout.page_size
-        for i, entry in enumerate(share.entries):
-            a, b = _place(source, entry, entry.source), _place(target, entry, entry.target)
-            shards = a[0].parts[entry.shard], b[0].parts[entry.shard]
-            rows = _rows(i, entry, shards, sizes)
-            runs = _runs(entry, shards, rows)
-            for (spec, _), shard, offsets in zip((a, b), shards, runs[:2], strict=True):
-                _check_end(i, entry, spec, shard, int(offsets.max()) + int(runs[2].max()))
-            name = "" if entry.kind is PartKind.AUX else entry.name  # one write takes all aux buffers along
-            self._found.setdefault((entry.kind, name), []).append(
-                (
-                    _Run(runs[0], shards[0].row_stride, *a, entry.source),
-                    _Run(runs[1], shards[1].row_stride, *b),
-                    runs[2],
-                )
-            )
-        block = sizes[0] if sizes[0] == sizes[1] else gcd(*sizes)
-        self._grids = {key: _grid(key[0], found, block, sizes) for key, found in self._found.items()}
-        self._found.clear()
+    staging: how short runs may be gathered on the source; None: they are not.
+    """
+
+    def __init__(self, source: Side, target: Side, share: Share, staging: Staging | None = None) -> None:
+        self._grids = grids(source, target, share)
+        self._layered: dict[tuple[int, ...], Grid] = {}
+        self._staging = staging
 
     def grid(self, kind: PartKind, name: str) -> Grid:
         """The grid of a part; name: the component's, "" for KV and aux."""
         return self._grids[kind, name]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether anything is gathered on the source."""
+        return any(self._way(grid) is Way.GATHERED for grid in self._grids.values())
+
+    def _way(self, grid: Grid) -> Way:
+        return Way.DIRECT if self._staging is None else way_of(grid, self._staging)
+
+    def buffers(self) -> frozenset[int]:
+        """Which of the source's KV buffers this pair of ranks is about."""
+        grid = self._grids.get((PartKind.KV, ""))
+        return frozenset() if grid is None else frozenset(grid.buffer.tolist())
 
     def pieces(self, transfers: list[tuple[Transfer, str]], piece_bytes: int) -> Iterator[Piece]:
         """The pieces of some transfers (each with its component's name), in order. Small parts share a piece."""
@@ -123,114 +66,39 @@ class PairTable:
                 if pending:
                     yield _piece(pending)
                     pending, room = [], piece_bytes
-                yield from self._layered(grid, transfer, piece_bytes)
+                yield from self._some_layers(grid, transfer, piece_bytes)
                 continue
-            for cut in _cuts(grid, _Blocks.of(grid, transfer), transfer, piece_bytes):
-                full = cut.bytes > room or len(pending) == PARTS_MAX or cut.ordered
+            for cut in self._cuts(grid, transfer, piece_bytes):
+                alone = cut.ordered or cut.way is not Way.DIRECT
+                full = cut.bytes > room or len(pending) == PARTS_MAX or alone
                 if pending and (full or not _same_memory(pending[0].grid, cut.grid)):
                     yield _piece(pending)
                     pending, room = [], piece_bytes
                 pending.append(cut)
                 room -= cut.bytes
-                if not cut.parts or cut.ordered:
+                if not cut.parts or alone:
                     yield _piece(pending)
                     pending, room = [], piece_bytes
         if pending:
             yield _piece(pending)
 
-    def buffers(self) -> frozenset[int]:
-        """Which of the source's KV buffers this pair of ranks is about."""
-        grid = self._grids.get((PartKind.KV, ""))
-        return frozenset() if grid is None else frozenset(grid.buffer.tolist())
-
-    def _layered(self, grid: Grid, transfer: Transfer, piece_bytes: int) -> Iterator[Piece]:
+    def _some_layers(self, grid: Grid, transfer: Transfer, piece_bytes: int) -> Iterator[Piece]:
         """Positions of which only some buffers are sent."""
         assert transfer.buffers is not None
-        some = _of(grid, transfer.buffers)
-        cuts = _cuts(some, _Blocks.of(some, transfer), transfer, piece_bytes)
+        some = self._layered.get(transfer.buffers)
+        if some is None:
+            if len(self._layered) == _LAYERED_MAX:
+                self._layered.clear()
+            some = self._layered[transfer.buffers] = grid.of(transfer.buffers)
         report = Part(transfer.kind, 0, transfer.first, len(transfer.source))
+        cuts = self._cuts(some, transfer, piece_bytes)
         yield from reported_last((_piece([cut]) for cut in cuts), (report,) if transfer.report else ())
 
-
-def _of(grid: Grid, buffers: tuple[int, ...]) -> Grid:
-    """The runs of some of the source's buffers."""
-    some = np.isin(grid.buffer, buffers)
-    source, target = (
-        end._replace(base=end.base[some], item=end.item[some], row=end.row[some]) for end in (grid.source, grid.target)
-    )
-    return grid._replace(source=source, target=target, size=grid.size[some], buffer=grid.buffer[some])
-
-
-def _place(side: Side, entry: Entry, index: int) -> tuple[BufferSpec, Region]:
-    """The buffer that an entry names on one side."""
-    layout, regions = side
-    match entry.kind:
-        case PartKind.KV:
-            return layout.kv[index], regions.kv[index]
-        case PartKind.AUX:
-            at = layout.aux_names.index(entry.name)
-            aux = layout.aux[at]
-            return BufferSpec(0, "aux", aux.item_length, aux.dtype), regions.aux[at]
-        case PartKind.STATE:  # pragma: no branch
-            at = layout.component_names.index(entry.name)
-            return layout.state[at].buffers[index], regions.state[at][index]
-
-
-def _rows(i: int, entry: Entry, shards: tuple[Shard, Shard], sizes: tuple[int, int]) -> int:
-    """How many rows of each shard a block has."""
-    a, b = shards
-    if entry.kind is PartKind.KV and (a.rows, b.rows) == sizes:
-        return gcd(*sizes)
-    if a.rows != b.rows or (entry.kind is PartKind.KV and sizes[0] != sizes[1]):
-        raise WireError(f"share.entries[{i}]", f"{entry}: {a.rows} rows here and {b.rows} there cannot be paired")
-    return a.rows
-
-
-def _runs(entry: Entry, shards: tuple[Shard, Shard], rows: int) -> tuple[_U64, _U64, _U64]:
-    """Offsets on both sides and lengths of the runs of a block; neighbours on both sides are one run."""
-    units = entry.stop - entry.first
-    size = shards[0].unit_bytes
-    across = 1 if all(s.unit_stride == size for s in shards) or units == 1 else units
-    along = units * size if across == 1 else size
-    down = 1 if all(s.row_stride == along for s in shards) or rows == 1 else rows
-    length = along * (rows if down == 1 else 1)
-    if across * down > RUNS_MAX:
-        raise WireError("share.entries", f"{entry}: a block of {across * down} runs; at most {RUNS_MAX} are planned")
-    offsets = []
-    for shard in shards:
-        start = shard.offset + (entry.first - shard.first) * shard.unit_stride
-        unit = np.arange(across, dtype=np.uint64) * np.uint64(shard.unit_stride)
-        row = np.arange(down, dtype=np.uint64) * np.uint64(shard.row_stride)
-        offsets.append((np.uint64(start) + row[:, None] + unit).reshape(-1))
-    return offsets[0], offsets[1], np.full(len(offsets[0]), length, dtype=np.uint64)
-
-
-def _check_end(i: int, entry: Entry, spec: BufferSpec, shard: Shard, end: int) -> None:
-    if end > spec.item_length or shard.end > spec.item_length:
-        raise WireError(f"share.entries[{i}]", f"{entry} ends at {max(end, shard.end)} of {spec.item_length} of {spec}")
-
-
-def _grid(kind: PartKind, found: list[tuple[_Run, _Run, _U64]], block: int, sizes: tuple[int, int]) -> Grid:
-    size = np.concatenate([lengths for _, _, lengths in found])
-    if len(size) > RUNS_MAX:
-        raise WireError("share.entries", f"a block of {len(size)} runs; at most {RUNS_MAX} are planned")
-    source, target = _ends([ours for ours, _, _ in found]), _ends([theirs for _, theirs, _ in found])
-    buffer = np.concatenate([np.full(len(run.offset), run.buffer, dtype=np.int64) for run, _, _ in found])
-    if kind is not PartKind.KV:
-        return Grid(source, target, size, 1, 1, 1, buffer)
-    return Grid(source, target, size, block, *sizes, buffer)
-
-
-def _ends(runs: list[_Run]) -> Ends:
-    first = runs[0].region
-    return Ends(
-        base=np.concatenate([run.offset + np.uint64(run.region.address) for run in runs]),
-        item=np.concatenate([np.full(len(run.offset), run.spec.item_length, dtype=np.uint64) for run in runs]),
-        row=np.concatenate([np.full(len(run.offset), run.row, dtype=np.uint64) for run in runs]),
-        items=first.items,
-        memory=first.memory,
-        device=first.device,
-    )
+    def _cuts(self, grid: Grid, transfer: Transfer, limit: int) -> Iterator[_Cut]:
+        blocks, way = _Blocks.of(grid, transfer), self._way(grid)
+        if self._staging is None or way is Way.DIRECT or len(grid.size) * len(blocks.source) < RUNS_MIN:
+            return _cuts(grid, blocks, transfer, limit, Way.DIRECT)
+        return _cuts(grid, blocks, transfer, min(limit, self._staging.slot_bytes), way)
 
 
 class _Blocks(NamedTuple):
@@ -272,11 +140,15 @@ class _Cut(NamedTuple):
     stop: int
     parts: tuple[Part, ...]
     bytes: int
-    ordered: bool
+    way: Way
+    ordered: bool = False
 
 
-def _cuts(grid: Grid, blocks: _Blocks, transfer: Transfer, limit: int) -> Iterator[_Cut]:
-    """A transfer in bounded cuts, each of whole positions; a position that is too large is cut by runs."""
+def _cuts(grid: Grid, blocks: _Blocks, transfer: Transfer, limit: int, way: Way) -> Iterator[_Cut]:
+    """A transfer in bounded cuts, each of whole positions; a position that is too large is cut by runs.
+
+    What is staged is cut between segments. One that is too large by itself is not staged.
+    """
     kind, component, first, count = transfer.kind, transfer.component, transfer.first, len(transfer.source)
     per_position = grid.bytes * max(1, grid.source_tokens // grid.block)
     step = max(1, limit // per_position)
@@ -286,13 +158,15 @@ def _cuts(grid: Grid, blocks: _Blocks, transfer: Transfer, limit: int) -> Iterat
         start, stop = np.searchsorted(blocks.position, (low, high)).tolist()
         some, part = blocks.cut(start, stop), Part(kind, component, low, high - low)
         if grid.bytes * (stop - start) <= limit:
-            yield _Cut(grid, some, 0, runs, (part,), grid.bytes * (stop - start), ordered=False)
+            yield _Cut(grid, some, 0, runs, (part,), grid.bytes * (stop - start), way)
             continue
-        edges = _edges(grid.size * np.uint64(stop - start), limit)
-        for a, b in pairwise(edges):
+        sizes = grid.size if way is Way.DIRECT else grid.segment_bytes
+        edges = _edges(sizes * np.uint64(stop - start), limit)
+        for a, b in pairwise(edges if way is Way.DIRECT else grid.segments[edges].tolist()):
             last = b == runs
             size = int(grid.size[a:b].sum()) * (stop - start)
-            yield _Cut(grid, some, a, b, (part,) if last else (), size, ordered=last and len(edges) > 2)
+            fits = way if size <= limit else Way.DIRECT
+            yield _Cut(grid, some, a, b, (part,) if last else (), size, fits, ordered=last and len(edges) > 2)
 
 
 def _edges(sizes: _U64, limit: int) -> list[int]:
@@ -310,7 +184,13 @@ def _same_memory(a: Grid, b: Grid) -> bool:
 
 
 def _piece(cuts: list[_Cut]) -> Piece:
+    if cuts[0].way is not Way.DIRECT:
+        return _gathered(cuts[0])
     rows = [_descriptors(cut) for cut in cuts]
+    return _made(cuts, np.concatenate([source for source, _ in rows]), np.concatenate([target for _, target in rows]))
+
+
+def _made(cuts: list[_Cut], source: Descriptors, target: Descriptors, staged: Staged | None = None) -> Piece:
     first = cuts[0].grid
     return Piece(
         parts=tuple(part for cut in cuts for part in cut.parts),
@@ -318,11 +198,31 @@ def _piece(cuts: list[_Cut]) -> Piece:
         destination_memory=first.target.memory,
         source_indices=_NO_INDICES,
         destination_indices=_NO_INDICES,
-        source_descriptors=np.concatenate([source for source, _ in rows]),
-        destination_descriptors=np.concatenate([target for _, target in rows]),
+        source_descriptors=source,
+        destination_descriptors=target,
         bytes=sum(cut.bytes for cut in cuts),
         ordered=any(cut.ordered for cut in cuts),
+        staged=staged,
     )
+
+
+def _gathered(cut: _Cut) -> Piece:
+    """A piece whose runs are gathered: one descriptor per segment and block; on the source from address 0 on."""
+    grid, blocks = cut.grid, cut.blocks
+    first, stop = np.searchsorted(grid.segments, (cut.first, cut.stop)).tolist()
+    target = np.empty((stop - first, len(blocks.target), 3), dtype=np.uint64)
+    target[:, :, 0] = _addresses(grid.target, grid.segments[first:stop], blocks.target, blocks.target_row)
+    target[:, :, 1] = grid.segment_bytes[first:stop, None]
+    target[:, :, 2] = grid.target.device
+    target = target.reshape(-1, 3)
+    source = np.zeros_like(target)
+    source[:, 1] = target[:, 1]
+    np.cumsum(target[:-1, 1], out=source[1:, 0])
+
+    def pack() -> Packed:
+        return grid.gathering.of(blocks.source, blocks.source_row, first, stop)
+
+    return _made([cut], source, target, Staged(pack, lambda: _piece([cut._replace(way=Way.DIRECT)])))
 
 
 def _descriptors(cut: _Cut) -> tuple[Descriptors, Descriptors]:
@@ -335,17 +235,23 @@ def _descriptors(cut: _Cut) -> tuple[Descriptors, Descriptors]:
         starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
         count = np.diff(starts, append=len(blocks.source)).astype(np.uint64)
         blocks = _Blocks(*(values[starts] for values in blocks))
+    some = np.arange(cut.first, cut.stop)
     sides = []
     for ends, item, row in (
         (grid.source, blocks.source, blocks.source_row),
         (grid.target, blocks.target, blocks.target_row),
     ):
-        some = slice(cut.first, cut.stop)
-        out = np.empty((cut.stop - cut.first, len(item), 3), dtype=np.uint64)
-        out[:, :, 0] = ends.base[some, None] + ends.item[some, None] * item.astype(np.uint64)
-        if row.any():
-            out[:, :, 0] += ends.row[some, None] * row.astype(np.uint64)
+        out = np.empty((len(some), len(item), 3), dtype=np.uint64)
+        out[:, :, 0] = _addresses(ends, some, item, row)
         out[:, :, 1] = size * count
         out[:, :, 2] = ends.device
         sides.append(out.reshape(-1, 3))
     return sides[0], sides[1]
+
+
+def _addresses(ends: Ends, runs: _I64, item: _I64, row: _I64) -> _U64:
+    """Where some runs of some blocks are, [runs, blocks]."""
+    addresses: _U64 = ends.base[runs, None] + ends.item[runs, None] * item.astype(np.uint64)
+    if row.any():
+        addresses += ends.row[runs, None] * row.astype(np.uint64)
+    return addresses

@@ -226,7 +226,7 @@ def test_a_plan_that_would_leave_its_items(ours: Side, theirs: Side, words: str)
 def test_a_plan_of_too_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = heads(0, 4, shards=(Shard(0, 4, 64, 4, 16, 8, 0, 4),), item_length=256)
     for limit in (2, 20):
-        monkeypatch.setattr("kvrooms.protocol.shaped.RUNS_MAX", limit)
+        monkeypatch.setattr("kvrooms.protocol.grids.RUNS_MAX", limit)
         with pytest.raises(WireError, match="at most"):
             PairTable(side(wide), side(wide), Share(1, 1, 0, (msgspec.structs.replace(GOOD, stop=4),) * 2))
 

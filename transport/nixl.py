@@ -15,7 +15,6 @@ What NIXL 1.5 was seen to do, and what follows from it here:
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,10 +24,10 @@ import numpy as np
 from ..protocol.errors import KvroomsError, PeerGone, TransportError, UncertainWrite
 from ..protocol.layout import Layout, Regions, check_regions
 from ..protocol.plan import DescriptorTable, Piece
+from .nixl_agent import BACKEND, start
 from .ports import Arrival, Settlement
 
 log = logging.getLogger("kvrooms.nixl")
-_BACKEND = "UCX"
 _DONE, _IN_PROGRESS = 0, 1
 _CLOSE_WAIT_S = 1.0
 _NOTHING: tuple[Any, ...] = ()
@@ -65,7 +64,7 @@ class NixlTransport:
         self._next_handle = 0
         self._in_flight = 0
         self._registered_once = self._closed = False
-        self._bindings, self._wrapper = _start(agent)
+        self._bindings, self._wrapper = start(agent)
         bindings = self._bindings
         self._errors = tuple(
             kind for name, kind in vars(bindings).items() if name.startswith("nixl") and name.endswith("Error")
@@ -92,7 +91,7 @@ class NixlTransport:
     @property
     def backend(self) -> str:
         """What carries the bytes, for people."""
-        return f"nixl/{_BACKEND}"
+        return f"nixl/{BACKEND}"
 
     @property
     def in_flight(self) -> int:
@@ -119,6 +118,14 @@ class NixlTransport:
             raise TransportError(f"{self._agent}: NIXL refuses {' and '.join(ranges)} memory: {error}") from error
         self._registered_once = True
         return DescriptorTable(layout, regions)
+
+    def register_staging(self, address: int, length: int) -> None:
+        """Register a range of the host's memory beside that, before `metadata` is asked for. Raises TransportError."""
+        self._check_open()
+        try:
+            self._registered.append(self._wrapper.register_memory([(address, length, 0, "")], "DRAM"))
+        except self._errors as error:
+            raise TransportError(f"{self._agent}: NIXL refuses {length} bytes for staging: {error}") from error
 
     def metadata(self) -> bytes:
         """The capability that lets a peer write to the registered memory. Never log it or pass it on."""
@@ -355,28 +362,6 @@ class NixlTransport:
     def _check_open(self) -> None:
         if self._closed:
             raise TransportError(f"{self._agent} is closed")
-
-
-def _start(agent: str) -> tuple[Any, Any]:
-    """NIXL's bindings and a new agent. Raises TransportError."""
-    # What NIXL prints at ERROR are events of every day (a peer died), and they reach us as exceptions.
-    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-    raise_exceptions = logging.raiseExceptions
-    try:
-        import nixl._bindings as bindings
-        from nixl._api import nixl_agent, nixl_agent_config
-    except ImportError as error:
-        raise TransportError(f"nixl cannot be imported: {error}") from error
-    finally:
-        logging.raiseExceptions = raise_exceptions  # importing nixl switches it off for the whole process
-    try:
-        # With a progress thread, every hand-over costs a scheduler's quantum where cores are few.
-        wrapper = nixl_agent(agent, nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND]))
-    except Exception as error:
-        raise TransportError(f"NIXL cannot start an agent: {error}; NIXL_LOG_LEVEL=ERROR shows more") from error
-    if _BACKEND not in wrapper.backends:
-        raise TransportError(f"this NIXL has no backend {_BACKEND}")
-    return bindings, wrapper
 
 
 def _item_lengths(layout: Layout) -> list[int]:

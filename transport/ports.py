@@ -46,6 +46,9 @@ class Transport(Protocol):
     def register(self, layout: Layout, regions: Regions) -> DescriptorTable:
         """Register this side's memory, once, and prepare its descriptor lists. Raises TransportError."""
 
+    def register_staging(self, address: int, length: int) -> None:
+        """Register a range of the host's memory beside that, before `metadata` is asked for. Raises TransportError."""
+
     def metadata(self) -> bytes:
         """The capability that lets a peer write to the registered memory. Never log it or pass it on."""
 

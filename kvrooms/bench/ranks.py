@@ -10,11 +10,12 @@ import numpy as np
 from kvrooms import DecodeEngine, PrefillEngine
 
 from ..engine.sends import Outbox, Send, Wanted
+from ..protocol.grids import Side
 from ..protocol.layout import Layout, Region, Regions
 from ..protocol.manifest import Declaration, derive
 from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
-from ..protocol.shaped import PairTable, Side
+from ..protocol.shaped import PairTable
 from ..protocol.shares import covers_of, pair_up
 from .engines import EngineDecode, EnginePrefill
 from .figures import Run
@@ -67,9 +68,9 @@ class Sender(_Rank[EnginePrefill]):
         """See `EnginePrefill.offer`."""
         self.engines[cut].offer(first, rooms)
 
-    def carry(self, cut: str, limit_s: float) -> None:
+    def carry(self, cut: str, limit_s: float) -> float:
         """See `EnginePrefill.carry`."""
-        self.engines[cut].carry(limit_s)
+        return self.engines[cut].carry(limit_s)
 
     def plan_s(self, cut: str) -> float:
         """Seconds that planning the pieces of a room takes, sent in one chunk to the first decode rank."""

@@ -299,4 +299,5 @@ class PrefillCore(PrefillGrants):
             "parked": len(self._parked),
             "ready": len(self._ready),
             "posted": len(self._posted),
+            "staged": 0 if self._stage is None else self._stage.used,
         }

@@ -5,13 +5,16 @@ from __future__ import annotations
 from ..protocol import wire
 from ..protocol.errors import TransportError, WireError
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.grids import Side
 from ..protocol.identity import agent_name
 from ..protocol.layout import check_layout, check_regions, differences
-from ..protocol.shaped import PairTable, Side
-from ..protocol.shares import check_share, covers_of
+from ..protocol.shaped import PairTable
+from ..protocol.shares import Share, check_share, covers_of
+from ..protocol.staging import Staging, slot_bytes
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import EngineCore, Link, Ports, log
 from .prefill_state import PrefillPeer
+from .staging import Stage
 from .timers import Alarm
 
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
@@ -28,6 +31,7 @@ class PrefillLinks(EngineCore):
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
         self._peers: dict[int, PrefillPeer] = {}
+        self._stage: Stage | None = None
 
     def _void_all(self, peer: PrefillPeer, failure: Failure) -> None:
         """Nothing more is posted for a peer: its rooms fail, its drains are void."""
@@ -99,8 +103,30 @@ class PrefillLinks(EngineCore):
             peer.share = peer.covers = peer.pairs = None
             return
         check_share(share, self.layout, hello.layout)
-        pairs = PairTable(Side(self.layout, self.regions), Side(hello.layout, hello.regions), share)
+        pairs = self._plans(share, Side(hello.layout, hello.regions))
         peer.share, peer.covers, peer.pairs = share, covers_of(share, us), pairs
+
+    def _plans(self, share: Share, theirs: Side) -> PairTable:
+        """The plans for a share; with staging if that is set, and there is or can be a buffer for it."""
+        ours, settings = Side(self.layout, self.regions), self.settings
+        if settings.staging_max_slice_bytes and settings.staging_bytes > 1:
+            slot = self._stage.slot_bytes if self._stage is not None else slot_bytes(settings.staging_bytes)
+            pairs = PairTable(ours, theirs, share, Staging(settings.staging_max_slice_bytes, slot))
+            if not pairs.gathers or self._make_stage():
+                return pairs
+        return PairTable(ours, theirs, share)
+
+    def _make_stage(self) -> bool:
+        """Make the staging buffer, if there is none yet. Without it, what is short is sent as it is."""
+        if self._stage is None:
+            stage = Stage(self.settings.staging_bytes)
+            try:
+                self.transport.register_staging(stage.address, stage.length)
+            except TransportError as error:
+                log.warning("%s: no staging: %s", self.name, error)
+                return False
+            self._stage = stage
+        return True
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
         self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64])))

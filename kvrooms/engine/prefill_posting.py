@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from ..protocol import notify
 from ..protocol.errors import TransportError, UncertainWrite
 from ..protocol.events import DrainEvent, Idle, PrefillEvent, Settled
@@ -69,9 +71,13 @@ class PrefillPosting(PrefillLinks):
             if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
                 blocked += 1
                 continue
+            piece, slot = self._staged(writer.peer, piece)
+            if piece.staged is not None and slot is None:
+                blocked += 1
+                continue
             worked, blocked = True, 0
             budget -= piece.bytes
-            self._post(writer, piece)
+            self._post(writer, piece, slot)
         if worked:
             self.channel.flush()
         return worked
@@ -86,6 +92,29 @@ class PrefillPosting(PrefillLinks):
         fits = peer.posted_bytes + size <= self.settings.inflight_per_peer_bytes or not peer.posted_bytes
         return fits and peer.link is not None and self.clock.now() <= peer.lease_until
 
+    def _staged(self, peer: PrefillPeer, piece: Piece) -> tuple[Piece, int | None]:
+        """A piece as it can be posted: with what it gathers in a slot. Without one it waits for a write to settle.
+
+        That is one of the same peer; where others have all slots, it goes without staging.
+        """
+        stage, staged = self._stage, piece.staged
+        if staged is None:
+            return piece, None
+        slot = None if stage is None else stage.take(peer)
+        if stage is None or slot is None:
+            return (piece if stage is not None and stage.holds(peer) else staged.direct()), None
+        address = stage.gather(slot, staged.pack())
+        assert piece.source_descriptors is not None
+        rows = piece.source_descriptors.copy()
+        rows[:, 0] += np.uint64(address)
+        self.counters["pieces gathered"] += 1
+        return piece._replace(source_memory="DRAM", source_descriptors=rows), slot
+
+    def _unstage(self, writer: Writer, slot: int | None) -> None:
+        """A write from a slot is over, or was not posted."""
+        if slot is not None and self._stage is not None:
+            self._stage.give(writer.peer, slot)
+
     def _rouse(self, peer: PrefillPeer) -> None:
         """Decode may be asleep on its socket, and neither a notification nor a write wakes it: ring.
 
@@ -97,7 +126,7 @@ class PrefillPosting(PrefillLinks):
             self._ring(link)
             self.channel.flush()
 
-    def _post(self, writer: Writer, piece: Piece) -> None:
+    def _post(self, writer: Writer, piece: Piece, slot: int | None) -> None:
         writer.outbox.take()
         writer.unposted -= sum(part.size for part in piece.parts)
         following = None if piece.parts else writer.outbox.peek(writer.wanted)
@@ -107,6 +136,7 @@ class PrefillPosting(PrefillLinks):
         try:
             handle = self.transport.post(writer.peer.agent, piece, message)
         except TransportError as error:
+            self._unstage(writer, slot)
             if isinstance(error, UncertainWrite):
                 self._doubt(writer)
             if writer.record is not None:
@@ -118,9 +148,10 @@ class PrefillPosting(PrefillLinks):
             writer.turn_at = self.now
         self._drain(writer, DrainEvent.POSTED)
         if handle is None:
+            self._unstage(writer, slot)
             self._settled(writer, piece, None)
         else:
-            self._posted[handle] = Posted(writer, piece)
+            self._posted[handle] = Posted(writer, piece, slot)
             self._count_posted(writer, piece.bytes)
 
     def _post_error(self, record: PrefillRecord, reason: Reason, error: TransportError) -> None:
@@ -197,7 +228,8 @@ class PrefillPosting(PrefillLinks):
         if self._posted:
             for handle, error in self.transport.settled():
                 busy = True
-                writer, piece = self._posted.pop(handle)
+                writer, piece, slot = self._posted.pop(handle)
+                self._unstage(writer, slot)
                 self._count_posted(writer, -piece.bytes)
                 self._settled(writer, piece, error)
         return busy

@@ -144,7 +144,8 @@ def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
 
 
 class Posted(NamedTuple):
-    """A write in flight: for which grant, and what it carries."""
+    """A write in flight: for which grant, what it carries, and from which staging slot."""
 
     writer: Writer
     piece: Piece
+    slot: int | None

@@ -27,6 +27,7 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 _Switch = Annotated[int, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int, Meta(ge=1, le=2**40)]
+_MaybeBytes = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +91,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     inflight_bytes: _Bytes = 1 << 30
     """The most bytes posted and not settled, over all peers of an engine. At least `piece_bytes`."""
+
+    staging_max_slice_bytes: _MaybeBytes = 2048
+    """Between ranks of unequal layouts, runs of at most so many bytes are gathered in a staging buffer before they are
+    sent. 0: never."""
+
+    staging_bytes: _MaybeBytes = 64 << 20
+    """The size of an engine's staging buffer, made when the first peer needs it. 0: none."""
 
     digest: _Switch = 0
     """1 on decode: prefill sends a digest with each completion and decode compares it with what has landed."""

@@ -167,6 +167,10 @@ class SimTransport:
         self._lists[id(self._table)] = self._table.lists()
         return self._table
 
+    def register_staging(self, address: int, length: int) -> None:
+        """See `Transport.register_staging`."""
+        self._registered.append((address, address + length))
+
     def metadata(self) -> bytes:
         """See `Transport.metadata`."""
         return _BLOB + self._agent.encode()
