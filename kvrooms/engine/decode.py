@@ -101,7 +101,7 @@ class DecodeEngine(Engine):
         bootstrap: URL of the registry that knows the prefill engine (`PrefillEngine.bootstrap`). instance: its name, ""
         when the registry knows only one. pages: destination page of each position that is owed, in order; only their
         number counts on a rank without KV.
-        prefix_pages: how many leading positions decode holds already. aux_index: destination aux slot, None for no aux.
+        prefix_pages: how many leading positions decode holds already. aux_index: destination aux slot; None: no aux.
         state_indices: destination indices per component, in any spelling (`protocol.manifest.state_indices`).
         skip_state: this room carries no state, not even what is owed always; both sides must say so.
         tokens: of the whole prompt, needed where prefill's pages have another size; None: all pages are full.
@@ -126,8 +126,7 @@ class DecodeEngine(Engine):
         handle.record = record
         claimed = destination_pages if layout.kv else destination_pages[:0]
         self._admit(handle, key, (claimed, slot, indices))
-        held = self._holds.get(key)
-        if held is not None:
+        if (held := self._holds.get(key)) is not None:
             self.release(held)
         self._begin(handle, cast(DecodeCore, self._core).open, record)
         return handle

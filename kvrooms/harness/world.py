@@ -136,17 +136,21 @@ class World:
             instance=instance,
             rank=rank,
         )
+        runner = partial(self._run, channel, transport, registry, clock)
+        return Assembly(ports, source, runner, partial(_leave, withdraw, channel), address, bootstrap)
 
-        def runner(core: EngineCore, finish: Callable[[], None]) -> SimRunner:
-            made = self.turns(core, channel, transport, clock, finish)
-            transport.owner = registry.owner = made.wake
-            return made
-
-        def release() -> None:
-            withdraw()
-            channel.kill()
-
-        return Assembly(ports, source, runner, release, address, bootstrap)
+    def _run(
+        self,
+        channel: SimChannel,
+        transport: SimTransport,
+        registry: SimRegistry,
+        clock: SimClock,
+        core: EngineCore,
+        finish: Callable[[], None],
+    ) -> SimRunner:
+        made = self.turns(core, channel, transport, clock, finish)
+        transport.owner = registry.owner = made.wake
+        return made
 
     def turns(
         self, core: Turned, channel: SimChannel, transport: Killed, clock: SimClock, finish: Callable[[], None]
@@ -291,6 +295,11 @@ class World:
         for runner in self._runners:
             if not runner.gone:
                 self.stall(runner.core.name, stalled=False)
+
+
+def _leave(withdraw: Callable[[], None], channel: SimChannel) -> None:
+    withdraw()
+    channel.kill()
 
 
 def _entry(name: str, memory: Memory, address: str, incarnation: int, place: Place | None) -> Registration:

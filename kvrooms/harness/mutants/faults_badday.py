@@ -63,7 +63,7 @@ WAITING = (
     Mutant(
         "open-keeps-the-hold",
         "a room that is opened is asked for: whoever held it releases the hold when it likes",
-        Text("engine.decode:DecodeEngine.open", "if held is not None:", "if held is not None and held.lost:"),
+        Text("engine.decode:DecodeEngine.open", "is not None:", "is not None and held.lost:"),
         ("C1",),
         only=True,
     ),
