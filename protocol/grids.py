@@ -22,6 +22,7 @@ from .shares import Entry, Share
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 RUNS_MAX = 2**20
 """Runs of bytes in one block of one part. More are a mistake, or an attempt to make us run out of memory."""
 
@@ -46,17 +47,24 @@ class Ends(NamedTuple):
     memory: str
     device: int
 
-    def of(self, some: npt.NDArray[np.bool_]) -> Ends:
+    def of(self, some: _Bools) -> Ends:
         """Some of the runs."""
         return self._replace(base=self.base[some], item=self.item[some], row=self.row[some])
+
+
+class Groups(NamedTuple):
+    """Groups of consecutive runs. edges: the first run of each, and the number of runs. bytes: of each, in a block."""
+
+    edges: _I64
+    bytes: _U64
 
 
 class Grid:
     """The runs of one block of one part, in the order in which they lie on the target.
 
     size: bytes of each run. block, source_tokens, target_tokens: how many tokens a block has, and an item of each side.
-    buffer: per run which of the source's buffers it is of. joined: per run whether it lies right behind the one before
-    it on the target, in every block.
+    buffer: per run which of the source's buffers it is of. begins: per run whether it is the first of its buffer.
+    joined: per run whether it lies right behind the one before it on the target, in every block.
     """
 
     def __init__(
@@ -66,14 +74,18 @@ class Grid:
         size: _U64,
         tokens: tuple[int, int, int],
         buffer: _I64,
-        joined: npt.NDArray[np.bool_],
+        begins: _Bools,
+        joined: _Bools,
+        numbers: _I64 | None = None,
     ) -> None:
         self.source = source
         self.target = target
         self.size = size
         self.block, self.source_tokens, self.target_tokens = tokens
         self.buffer = buffer
+        self.begins = begins
         self.joined = joined
+        self._numbers = numbers
 
     @cached_property
     def bytes(self) -> int:
@@ -86,28 +98,52 @@ class Grid:
         return bool((self.size == self.source.item).all() and (self.size == self.target.item).all())
 
     @cached_property
-    def segments(self) -> _I64:
-        """The first run of each segment, and at the end the number of runs. A segment is one range on the target."""
-        starts = np.flatnonzero(~self.joined)
-        return np.append(starts, len(self.size)).astype(np.int64)
+    def segments(self) -> Groups:
+        """The runs that lie together on the target."""
+        return _groups(~self.joined, self.size)
 
     @cached_property
-    def segment_bytes(self) -> _U64:
-        """Bytes of each segment."""
-        sizes: _U64 = np.add.reduceat(self.size, self.segments[:-1])
-        return sizes
+    def buffers(self) -> Groups:
+        """The runs of one buffer."""
+        return _groups(self.begins, self.size)
+
+    @property
+    def blocks_per_position(self) -> int:
+        """How many blocks a page of the source has; one of a state component is one."""
+        return max(1, self.source_tokens // self.block)
+
+    @cached_property
+    def numbers(self) -> _I64:
+        """The number of each of `buffers`; of a grid of some buffers, those of the whole."""
+        return np.arange(len(self.buffers.bytes)) if self._numbers is None else self._numbers
 
     @cached_property
     def gathering(self) -> Packing:
-        """How the runs are gathered on the source."""
-        return Packing(self.source[:3], self.size, self.segments, by_row=self.block != self.source_tokens)
+        """How segments are gathered on the source."""
+        return Packing(self.source[:3], self.size, self.segments.edges, by_row=self.block != self.source_tokens)
+
+    @cached_property
+    def bundling(self) -> Packing:
+        """How buffers are gathered on the source."""
+        return Packing(self.source[:3], self.size, self.buffers.edges, by_row=self.block != self.source_tokens)
+
+    @cached_property
+    def scattering(self) -> Packing:
+        """How buffers are scattered on the target."""
+        return Packing(self.target[:3], self.size, self.buffers.edges, by_row=self.block != self.target_tokens)
 
     def of(self, buffers: tuple[int, ...]) -> Grid:
         """The runs of some of the source's buffers."""
         some = np.isin(self.buffer, buffers)
         tokens = self.block, self.source_tokens, self.target_tokens
-        source, target = self.source.of(some), self.target.of(some)
-        return Grid(source, target, self.size[some], tokens, self.buffer[some], self.joined[some])
+        ends = self.source.of(some), self.target.of(some)
+        numbers = self.numbers[some[self.buffers.edges[:-1]]]
+        return Grid(*ends, self.size[some], tokens, self.buffer[some], self.begins[some], self.joined[some], numbers)
+
+
+def _groups(begins: _Bools, size: _U64) -> Groups:
+    edges = np.append(np.flatnonzero(begins), len(size)).astype(np.int64)
+    return Groups(edges, np.add.reduceat(size, edges[:-1]))
 
 
 class _Run(NamedTuple):
@@ -209,13 +245,16 @@ def _grid(kind: PartKind, found: list[_Found], sizes: tuple[int, int]) -> Grid:
     order = np.lexsort((offset, names))
     size, offset, names = size[order], offset[order], names[order]
     source, target = (_ends(runs, order) for runs in (ours, theirs))
-    joined = np.zeros(len(size), dtype=np.bool_)
-    joined[1:] = (names[1:] == names[:-1]) & (offset[1:] == offset[:-1] + size[:-1])
+    at = at[order].astype(np.int64)
+    begins = np.ones(len(size), dtype=np.bool_)
+    begins[1:] = (names[1:] != names[:-1]) | (at[1:] != at[:-1])
+    joined = ~begins
+    joined[1:] &= offset[1:] == offset[:-1] + size[:-1]
     joined[1:] &= target.row[1:] == target.row[:-1]  # a block that begins at a later row lies there as well
     tokens = (1, 1, 1)
     if kind is PartKind.KV:
         tokens = (sizes[0] if sizes[0] == sizes[1] else gcd(*sizes), *sizes)
-    return Grid(source, target, size, tokens, at[order].astype(np.int64), joined)
+    return Grid(source, target, size, tokens, at, begins, joined)
 
 
 def _ends(runs: list[_Run], order: npt.NDArray[np.intp]) -> Ends:

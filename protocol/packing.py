@@ -1,8 +1,9 @@
 """Many short runs of bytes as one long one: gathered into a range, or scattered from it.
 
-The packed range holds segment after segment, of each segment block after block, of each block run after run. Both
-sides of a write make it out from what they know of each other, so nothing is said about it. To copy with one call
-whatever the buffers, all runs are counted in grains: the largest length that divides them, their distances and strides.
+Runs form groups: those of one buffer, or those that lie together. A packed range holds group after group, of each
+group block after block, of each block run after run. Both sides of a write make it out from what they know of each
+other, so nothing is said about it. To copy with one call whatever the buffers, all runs are counted in grains: the
+largest length that divides them, their distances and their strides.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Packed(NamedTuple):
         return len(self.grains) * self.grain
 
 
-class _Group(NamedTuple):
-    """Consecutive segments with the same number of grains: which, where each grain is in item 0, strides in grains."""
+class _Alike(NamedTuple):
+    """Consecutive groups with the same number of grains: which, where each grain is in item 0, strides in grains."""
 
     first: int
     stop: int
@@ -47,39 +48,38 @@ class _Group(NamedTuple):
 class Packing:
     """The runs of one block on one side, and how they are counted in grains. ends: per run base, item, stride of a row.
 
-    segments: the first run of each, and the number of runs. A segment's items are all of one length. by_row: whether a
-    block may begin in the middle of an item. grain: 0 where the runs are not to be packed.
+    groups: the first run of each, and the number of runs. A group's items are all of one length. by_row: whether a
+    block may begin in the middle of an item. worth_while: whether the grains are long enough, and not too many.
     """
 
-    def __init__(self, ends: tuple[_U64, _U64, _U64], size: _U64, segments: _I64, *, by_row: bool) -> None:
+    def __init__(self, ends: tuple[_U64, _U64, _U64], size: _U64, groups: _I64, *, by_row: bool) -> None:
         base, item, row = (values.astype(np.int64) for values in ends)
         lengths = size.astype(np.int64)
         self.origin = int(base.min())
         apart = base - self.origin
-        grain = int(np.gcd.reduce(np.concatenate([lengths, apart, item, row if by_row else item])))
-        counts = lengths // max(grain, 1)
-        fits = grain >= GRAIN_MIN and int(counts.sum()) <= GRAINS_MAX
-        self.grain = grain if fits else 0
-        self._groups: list[_Group] = []
-        if fits:
+        self.grain = grain = int(np.gcd.reduce(np.concatenate([lengths, apart, item, row if by_row else item])))
+        counts = lengths // grain
+        self.worth_while = grain >= GRAIN_MIN and int(counts.sum()) <= GRAINS_MAX
+        self._alike: list[_Alike] = []
+        if self.worth_while:
             first = np.repeat(np.cumsum(counts) - counts, counts)
             index = np.repeat(apart // grain, counts) + np.arange(len(first)) - first
             rows = np.repeat(row // grain if by_row else np.zeros_like(row), counts)
-            self._group(index, rows, item // grain, counts, segments)
+            self._sort(index, rows, item // grain, counts, groups)
 
-    def _group(self, index: _I64, rows: _I64, item: _I64, counts: _I64, segments: _I64) -> None:
-        edges = np.append(0, np.cumsum(counts))[segments]
+    def _sort(self, index: _I64, rows: _I64, item: _I64, counts: _I64, groups: _I64) -> None:
+        edges = np.append(0, np.cumsum(counts))[groups]
         widths = np.diff(edges)
         starts = np.append(np.flatnonzero(np.diff(widths, prepend=-1)), len(widths)).tolist()
         for first, stop in pairwise(starts):
             some, shape = slice(int(edges[first]), int(edges[stop])), (stop - first, int(widths[first]))
-            items = item[segments[first:stop]]
-            self._groups.append(_Group(first, stop, index[some].reshape(shape), rows[some].reshape(shape), items))
+            items = item[groups[first:stop]]
+            self._alike.append(_Alike(first, stop, index[some].reshape(shape), rows[some].reshape(shape), items))
 
     def of(self, items: _I64, rows: _I64, first: int, stop: int) -> Packed:
-        """Segments [first, stop) of blocks that lie in these items, from these rows on."""
+        """Groups [first, stop) of blocks that lie in these items, from these rows on."""
         found = []
-        for group in self._groups:
+        for group in self._alike:
             low, high = max(first, group.first) - group.first, min(stop, group.stop) - group.first
             if low < high:
                 index = group.grains[low:high, None, :] + group.item[low:high, None, None] * items[:, None]

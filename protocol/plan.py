@@ -121,10 +121,18 @@ class Transfer(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """How a piece goes through a staging buffer. pack: what to gather there. direct: the same piece without it."""
+    """How a piece goes through a slot of ours. pack: what to gather there. direct: the same piece without it."""
 
     pack: Callable[[], Packed]
     direct: Callable[[], Piece]
+
+
+class Landing(NamedTuple):
+    """How a piece goes through a slot of the receiver: of each position of a part, buffers [first, stop) lie there."""
+
+    part: Part
+    first: int
+    stop: int
 
 
 class Piece(NamedTuple):
@@ -132,7 +140,8 @@ class Piece(NamedTuple):
 
     source_memory, destination_memory: which lists it picks from. Either indices into the prepared lists (int32, equally
     long), or, where merging pays, descriptors of shape [n, 3] on both sides. `ordered`: post it after every earlier
-    piece of the grant has settled. `staged`: its source descriptors count from the first byte of a staging slot.
+    piece of the grant has settled. `staged`: its source descriptors count from the first byte of a slot of ours;
+    `landing`: its destination descriptors from that of a slot of the receiver.
     """
 
     parts: tuple[Part, ...]
@@ -145,6 +154,7 @@ class Piece(NamedTuple):
     bytes: int
     ordered: bool = False
     staged: Staged | None = None
+    landing: Landing | None = None
 
 
 class _Slice(NamedTuple):

@@ -21,6 +21,7 @@ from .identity import ATTEMPT_MAX, COMPONENTS_MAX, NAME_MAX, PAGES_MAX, ROOM_MAX
 from .layout import Layout, Regions
 from .manifest import Indices, Manifest
 from .shares import Share
+from .staging import SLOTS_MAX, Slots
 
 VERSION = 1
 FRAME_MAX = 64 * 2**20
@@ -34,6 +35,7 @@ Grant = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
 Detail = Annotated[str, msgspec.Meta(max_length=DETAIL_MAX)]
 Blob = Annotated[bytes, msgspec.Meta(min_length=1, max_length=2**20)]
+Slot = Annotated[int, msgspec.Meta(ge=0, le=SLOTS_MAX - 1)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=4 * PAGES_MAX)]
 
 
@@ -47,6 +49,7 @@ class Hello(Body, frozen=True):
     """decode -> prefill, first frame of a connection: who I am, what my memory is, and the right to write to it.
 
     share: what this prefill rank owes this decode rank; None: each is alone on its side, and the layouts are equal.
+    staging: slots that METADATA may lend, where parts are to be scattered from there.
     """
 
     KIND: ClassVar[int] = 1
@@ -56,6 +59,7 @@ class Hello(Body, frozen=True):
     regions: Regions
     blob: Blob
     share: Share | None = None
+    staging: Slots | None = None
 
 
 class Welcome(Body, frozen=True):
@@ -81,7 +85,8 @@ class Metadata(Body, frozen=True):
     aux_index: the aux slot, -1 when no aux is owed. state: per component of `manifest.state`, packed int32 indices.
     direction: who moves the bytes; version 1 knows "write" (prefill writes), and refuses anything else by name.
     digest: each notification of this grant must carry a digest per part. first_page: which of decode's page positions
-    the first of `pages` has, where the handshake has named a share.
+    the first of `pages` has, where the handshake has named a share. slots: numbers of staging slots, packed int32, lent
+    to this grant until its lease ends: the parts that the handshake has named go through these.
     """
 
     KIND: ClassVar[int] = 4
@@ -96,6 +101,7 @@ class Metadata(Body, frozen=True):
     direction: Annotated[str, msgspec.Meta(max_length=16)] = "write"
     digest: bool = False
     first_page: Annotated[int, msgspec.Meta(ge=0, le=PAGES_MAX)] = 0
+    slots: Packed = b""
 
 
 class Accept(Body, frozen=True):
@@ -178,6 +184,14 @@ class HoldLost(Body, frozen=True):
     detail: Detail
 
 
+class Emptied(Body, frozen=True):
+    """decode -> prefill: what lay in these staging slots of a grant is where it belongs; they may be written again."""
+
+    KIND: ClassVar[int] = 15
+    grant: Grant
+    slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=SLOTS_MAX)]
+
+
 Frame: TypeAlias = (
     Hello
     | Welcome
@@ -193,9 +207,10 @@ Frame: TypeAlias = (
     | Goodbye
     | Hold
     | HoldLost
+    | Emptied
 )
 FRAMES: tuple[type[Body], ...] = (
-    Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye, Hold, HoldLost,
+    Hello, Welcome, Refuse, Metadata, Accept, Reject, Failed, Abort, Ack, Ping, Pong, Goodbye, Hold, HoldLost, Emptied,
 )  # fmt: skip
 
 

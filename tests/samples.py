@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from kvrooms.protocol.identity import ATTEMPT_MAX, ITEMS_MAX, PAGES_MAX, ROOM_MAX, U64_MAX
 from kvrooms.protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
 from kvrooms.protocol.manifest import Manifest
+from kvrooms.protocol.notify import PartKind
+from kvrooms.protocol.staging import SLOTS_MAX, Slots
 
 NAMES = ("conv", "swa", "index")
 
@@ -60,6 +62,13 @@ layouts = st.builds(
 regions = st.builds(Region, u64, counts, st.sampled_from(["DRAM", "VRAM"]), st.integers(0, 2**16))
 groups = st.lists(regions, max_size=3).map(tuple)
 all_regions = st.builds(Regions, groups, groups, st.lists(groups, max_size=3).map(tuple))
+staging_slots = st.builds(
+    Slots,
+    u64,
+    st.integers(1, SLOTS_MAX),
+    st.integers(1, 2**40),
+    st.lists(st.tuples(st.sampled_from(PartKind), names), max_size=3).map(tuple),
+)
 manifests = st.builds(
     Manifest,
     pages,

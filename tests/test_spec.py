@@ -106,6 +106,7 @@ def test_every_frame_and_field_is_there() -> None:
     named = {value["name"]: [field["name"] for field in value["fields"]] for value in DATA["wire"]["structs"]}
     assert set(named) == {
         "Layout", "BufferSpec", "Shard", "AuxSpec", "ComponentSpec", "Regions", "Region", "Manifest", "Share", "Entry",
+        "Slots",
     }  # fmt: skip
     for name, names in named.items():
         assert all(f"| `{field}` |" in section(name) for field in names)

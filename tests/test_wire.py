@@ -11,23 +11,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutants import Mutant, dies, named
-from samples import all_regions, attempts, details, grants, layouts, manifests, names, rooms, u64
+from samples import (
+    all_regions,
+    attempts,
+    details,
+    grants,
+    layouts,
+    manifests,
+    names,
+    pages,
+    rooms,
+    staging_slots,
+    u64,
+)
 from wire_types import Wrong, sample, wrongs
 
 from kvrooms.protocol import wire
 from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.failure import Reason
+from kvrooms.protocol.staging import SLOTS_MAX
 from kvrooms.protocol.wire import FRAMES, HEADER_LENGTH, PREFIX_LENGTH
 
 packed = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(lambda some: struct.pack(f"<{len(some)}i", *some))
 reasons = st.sampled_from(Reason)
 BODIES: dict[type[wire.Body], st.SearchStrategy[Any]] = {
-    wire.Hello: st.builds(wire.Hello, names, names, layouts, all_regions, st.binary(min_size=1, max_size=40)),
+    wire.Hello: st.builds(
+        wire.Hello, names, names, layouts, all_regions, st.binary(min_size=1, max_size=40), st.none(),
+        st.none() | staging_slots,
+    ),
     wire.Welcome: st.builds(wire.Welcome, names, names, layouts),
     wire.Refuse: st.builds(wire.Refuse, st.lists(details, min_size=1, max_size=3).map(tuple)),
     wire.Metadata: st.builds(
         wire.Metadata, rooms, attempts, grants, u64, manifests, packed, st.integers(-1, 2**31 - 1),
         st.lists(packed, max_size=3).map(tuple), st.text(max_size=16), st.booleans(),
+        pages, packed,
     ),
     wire.Accept: st.builds(wire.Accept, grants),
     wire.Reject: st.builds(wire.Reject, grants, reasons, details),
@@ -39,6 +56,9 @@ BODIES: dict[type[wire.Body], st.SearchStrategy[Any]] = {
     wire.Goodbye: st.builds(wire.Goodbye, st.lists(grants, max_size=4).map(tuple)),
     wire.Hold: st.builds(wire.Hold, rooms, attempts),
     wire.HoldLost: st.builds(wire.HoldLost, rooms, attempts, reasons, details),
+    wire.Emptied: st.builds(
+        wire.Emptied, grants, st.lists(st.integers(0, SLOTS_MAX - 1), min_size=1, max_size=4).map(tuple)
+    ),
 }  # fmt: skip
 bodies = st.one_of(*BODIES.values())
 KINDS = pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
@@ -71,7 +91,7 @@ def outcome(frame: bytes) -> wire.Received | WireError:
 
 def test_every_frame_kind_is_here() -> None:
     assert tuple(BODIES) == FRAMES
-    assert [kind.KIND for kind in FRAMES] == list(range(1, 15))
+    assert [kind.KIND for kind in FRAMES] == list(range(1, 16))
 
 
 @KINDS
@@ -152,7 +172,7 @@ def check_header() -> None:
         ({"version": 0}, "version"),
         ({"version": 2}, "version"),
         ({"kind": 0}, "kind"),
-        ({"kind": 15}, "kind"),
+        ({"kind": 16}, "kind"),
         ({"kind": 255}, "kind"),
         ({"reserved": 1}, "reserved"),
         ({"reserved": 256}, "reserved"),

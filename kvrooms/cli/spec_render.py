@@ -185,4 +185,6 @@ def _notification(data: Data) -> list[str]:
         _fixed(data["head"]),
         "Each part:",
         _fixed(data["part"]),
+        "Behind the part, in the version for staging slots:",
+        _fixed(data["slot"]),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect as source
 import struct
 from typing import Any
@@ -48,10 +49,7 @@ def type_words(spec: inspect.Type, structs: dict[str, Data]) -> str:
         case inspect.TupleType(item_types=items):
             return "pair (" + "; ".join(type_words(item, structs) for item in items) + ")"
         case inspect.EnumType(cls=cls):
-            names = (
-                ", ".join(f'"{member.value}"' for member in cls) if len(cls) < 5 else f"the values of {cls.__name__}"
-            )
-            return f"one of {names}"
+            return f"one of {_choices(cls)}"
         case inspect.UnionType(types=types):
             one, *_ = [some for some in types if not isinstance(some, inspect.NoneType)]
             return f"{type_words(one, structs)} or nil"
@@ -65,6 +63,13 @@ def type_words(spec: inspect.Type, structs: dict[str, Data]) -> str:
     raise NotImplementedError(spec)
 
 
+def _choices(cls: type[enum.Enum]) -> str:
+    """What may stand for an enumeration on the wire."""
+    if issubclass(cls, enum.IntEnum):
+        return ", ".join(f"{member.value} {member.name}" for member in cls)
+    return ", ".join(f'"{member.value}"' for member in cls) if len(cls) < 5 else f"the values of {cls.__name__}"
+
+
 def _length(low: int | None, high: int | None) -> str:
     assert high is not None, "every length on the wire has a limit"
     return f"{low or 0} to {number(high)}"
@@ -76,7 +81,7 @@ def fields(spec: inspect.StructType, structs: dict[str, Data]) -> list[Data]:
     for field in spec.fields:
         row: Data = {"name": field.name, "type": type_words(field.type, structs)}
         if not field.required:
-            row["default"] = [] if field.default == () else field.default
+            row["default"] = {(): [], b"": ""}.get(field.default, field.default)
         found.append(row)
     return found
 
@@ -139,9 +144,10 @@ def notification_data() -> Data:
             notify._HEAD,  # noqa: SLF001
             {
                 "magic": '"KR"',
-                "version": f"{notify.NOTIFY_VERSION}, or {notify.DIGEST_VERSION} where a digest of "
-                f"{notify.DIGEST_LENGTH} bytes per part follows the parts",
-                "parts": f"number of parts, 1 to {notify.PARTS_MAX}",
+                "version": f"{notify.NOTIFY_VERSION}; {notify.DIGEST_VERSION} where a digest of "
+                f"{notify.DIGEST_LENGTH} bytes per part follows the parts; {notify.STAGED_VERSION} where a staging "
+                "slot follows the one part",
+                "parts": f"number of parts, 1 to {notify.PARTS_MAX}; 1 in version {notify.STAGED_VERSION}",
                 "grant": "the grant",
                 "token": "the grant's token",
             },
@@ -154,6 +160,14 @@ def notification_data() -> Data:
                 "reserved": "0",
                 "first": "first position that has landed",
                 "count": "number of positions, at least 1",
+            },
+        ),
+        "slot": _layout(
+            notify._SLOT,  # noqa: SLF001
+            {
+                "slot": "number of the staging slot that the part lies in",
+                "first": "the first of its buffers that does, counted in those that the two ranks exchange",
+                "stop": "the buffer behind the last, greater than `first`",
             },
         ),
     }

@@ -7,15 +7,15 @@ from ..protocol.errors import WireError
 from ..protocol.events import DecodeEvent, Landed
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import Failure, Reason
-from ..protocol.notify import Part, PartKind
+from ..protocol.notify import InSlot, Part, PartKind
 from ..statemachine.ledger import within
 from .core import Ports
+from .decode_staging import DecodeStaging
 from .decode_state import DecodeRecord, Grant
 from .digests import Digester
-from .holds import DecodeHolds
 
 
-class DecodeArrivals(DecodeHolds):
+class DecodeArrivals(DecodeStaging):
     """The part of a decode core that learns what has landed. See `EngineCore`."""
 
     def __init__(self, ports: Ports) -> None:
@@ -42,7 +42,7 @@ class DecodeArrivals(DecodeHolds):
 
     def _arrival(self, agent: str, message: bytes) -> None:
         try:
-            grant_number, token, parts, digests = notify.decode(message)
+            grant_number, token, parts, digests, staged = notify.decode(message)
         except WireError as error:
             self.counters["notifications malformed"] += 1
             self._complain("a malformed notification", error)
@@ -58,7 +58,21 @@ class DecodeArrivals(DecodeHolds):
                 return
             if self._digester is not None and not self._intact(grant, parts[i], digests[i : i + 1]):
                 return
+            if staged is not None:
+                self._staged(grant, parts[i], staged)
+                return
             self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
+
+    def _staged(self, grant: Grant, part: Part, staged: InSlot) -> None:
+        """A part lies in a slot: what is whole once it is where it belongs has landed."""
+        try:
+            landed = self._unpacked(grant, part, staged)
+        except WireError as error:
+            self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, str(error), "peer"))
+            return
+        for kind, component, first, size in landed:
+            self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
+        self._emptied(grant, staged.slot)
 
     def _intact(self, grant: Grant, part: Part, digest: tuple[bytes, ...]) -> bool:
         """Whether a landed part is what was sent; else its room has failed."""

@@ -208,7 +208,7 @@ class DecodeCore(DecodeArrivals):
                     raise AssertionError(f"{do} is no command of this table")
 
     def _advertise(self, grant: Grant) -> None:
-        link = self._link(grant.target)
+        link = self._watch(self._source(grant.record.target), grant.target)
         if link.up and not link.dropped:
             self._send_metadata(link, grant)
         else:
@@ -236,11 +236,13 @@ class DecodeCore(DecodeArrivals):
                 state=tuple(wire.pack_indices(indices) for indices in destination.state),
                 digest=self._digester is not None,
                 first_page=destination.first_page if link.share is not None else 0,
+                slots=self._lend(link, grant),
             ),
         )
 
     def _free(self, grant: Grant, event: LeaseEvent) -> None:
         record = grant.record
+        self._take_back(grant)
         link = self._by_target.get(grant.target)
         if link is not None:
             link.held.pop(grant, None)
@@ -366,5 +368,6 @@ class DecodeCore(DecodeArrivals):
             "grants": self.undrained,
             "tickets": len(self._tickets),
             "holds": len(self._holds),
+            "staged": 0 if self._stage is None else self._stage.used,
             "waiting": sum(len(source.waiting) for source in list(self._sources.values())),
         }

@@ -8,6 +8,7 @@ from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.layout import differences
 from ..protocol.registration import Resolved
+from ..protocol.staging import Slots
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import Link, Ports
 from .decode_sources import DecodeSources
@@ -39,6 +40,10 @@ class DecodeLinks(DecodeSources):
 
     def _send_metadata(self, link: DecodeLink, grant: Grant) -> None:
         """Advertise a grant on a link that is up."""
+        raise NotImplementedError
+
+    def _slots_for(self, link: DecodeLink) -> Slots | None:
+        """What is said of our staging slots in a handshake."""
         raise NotImplementedError
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -90,6 +95,7 @@ class DecodeLinks(DecodeSources):
         """Try again after a pause, as long as somebody needs the link."""
         link.trouble = trouble
         if not (link.held or link.holds or self._owes_aborts(link) or self._awaited(link)):
+            self._unlearn(link)
             self._let_go_of(link)
             return
         self._timers.arm(link, Alarm.REDIAL, self.now + link.backoff_s)
@@ -103,8 +109,9 @@ class DecodeLinks(DecodeSources):
     def _opened(self, event: Opened) -> None:
         link = self._links.get(event.connection)
         if isinstance(link, DecodeLink):
-            blob = self.transport.metadata()
-            self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob, link.share))
+            slots = self._slots_for(link)
+            blob = self.transport.metadata()  # with the slots, if these are new
+            self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob, link.share, slots))
             link.introduced, link.incarnation = True, link.sought
 
     def _drop(self, link: Link, why: str) -> None:
@@ -183,6 +190,7 @@ class DecodeLinks(DecodeSources):
             if link.last_heard <= peer.fenced_at and proof is None:
                 self._timers.arm(peer, Alarm.FENCE, link.last_heard + self.settings.heartbeat_timeout_s)
             self._retire(peer)
+        self._unlearn(link)
         link.goodbye = False
         self._redial(link, f"the connection ended: {event.cause.value} {event.detail}")
 

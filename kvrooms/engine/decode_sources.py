@@ -43,12 +43,15 @@ class DecodeSources(EngineCore):
         source = self._sources.get(target)
         if source is None:
             source = self._sources[target] = Source(target)
-            self._watch(source, target)
+        if source.routes is None:
+            for rank in source.unknown:
+                self._watch(source, target._replace(rank=rank))
         return source
 
-    def _watch(self, source: Source, target: Target) -> None:
+    def _watch(self, source: Source, target: Target) -> DecodeLink:
         link = self._link(target)
         link.sources[source] = None
+        return link
 
     def _link(self, target: Target) -> DecodeLink:
         """The link to a target; one that is new starts to look for it."""
@@ -72,8 +75,7 @@ class DecodeSources(EngineCore):
     def _learn(self, source: Source, rank: int, registration: Registration) -> None:
         """One more rank of an instance is known, or known anew."""
         source.known[rank] = registration
-        ranks = range(registration.ranks) if registration.ranks > 1 else (rank,)
-        missing = [other for other in ranks if other not in source.known]
+        missing = source.unknown
         for other in missing:
             self._watch(source, source.target._replace(rank=other))
         if missing:
@@ -81,21 +83,58 @@ class DecodeSources(EngineCore):
             self._by_target[source.target._replace(rank=rank)].trouble = f"rank {names} of it has not registered yet"
             return
         try:
-            source.routes = self._routes(source, [source.known[other] for other in ranks])
+            routes = self._routes(source, [source.known[other] for other in source.ranks])
         except CannotPair as error:
             self._give_up(source, error.words)
             return
+        self._changed(source, routes)
+        source.routes = source.placed = routes
         waiting, source.waiting = source.waiting, {}
         for record in waiting:
             self._located(record, source.routes)
         self._dial(source)
+
+    def _changed(self, source: Source, routes: tuple[Route, ...]) -> None:
+        """A rank has come back, and perhaps as another one: what waits to be asked of it was placed for what it was."""
+        now = {route.target: route for route in routes}
+        words = f"{source.target.instance or 'the prefill engine'} has come back with other memory"
+        for route in source.placed:
+            if now.get(route.target) != route:
+                self._fail_held(source, route.target, Failure(Reason.PEER_LOST, words))
+
+    def _fail_held(self, source: Source, target: Target, failure: Failure) -> None:
+        """End the rooms of an instance that wait for a connection to one of its ranks."""
+        link = self._by_target.get(target)
+        for grant in list(link.held) if link is not None else ():
+            if grant.record.target == source.target:
+                self._fail(grant.record, On.PEER_LOST, failure)
+
+    def _unlearn(self, link: DecodeLink) -> None:
+        """The engine behind a link is gone: before more rooms are placed, its instance is looked for anew.
+
+        It is known what those have that are in hand. Between two equal layouts there is nothing to forget.
+        """
+        for source in link.sources:
+            if source.routes is None or any(route.share is not None for route in source.routes):
+                source.routes = None
+                source.known = {rank: one for rank, one in source.known.items() if self._in_hand(source, rank)}
+
+    def _in_hand(self, source: Source, rank: int) -> bool:
+        """Whether an engine of an instance is connected, or will be."""
+        link = self._by_target.get(source.target._replace(rank=rank))
+        return link is not None and not link.dropped and (link.connection is not None or link.found is not None)
 
     def _dial(self, source: Source) -> None:
         """Connect to the ranks that send here, and let go of the others."""
         shares = {route.target: route.share for route in source.routes or ()}
         for target in [source.target._replace(rank=rank) for rank in source.known]:
             link = self._by_target.get(target)
-            if link is None or link.found is None:
+            if link is None:
+                continue
+            if link.found is None:
+                if link.up and not link.dropped and target in shares and shares[target] != link.share:
+                    link.share = shares[target]
+                    self._drop(link, "the ranks that send together are others now")
                 continue
             if target in shares:
                 link.share = shares[target]
@@ -106,6 +145,9 @@ class DecodeSources(EngineCore):
 
     def _routes(self, source: Source, known: list[Registration]) -> tuple[Route, ...]:
         """The ranks that send to this rank. Raises CannotPair."""
+        sizes = sorted({one.ranks for one in known})
+        if len(sizes) > 1:
+            raise CannotPair((f"the ranks of the prefill instance do not agree how many they are: {sizes}",))
         alone = len(known) == len(self.instance.ranks) == 1
         member = known[0].member
         if alone and (member is None or not (self.layout.padded or differences(self.layout, member.layout))):
@@ -133,10 +175,12 @@ class DecodeSources(EngineCore):
         for record in list(source.waiting):
             self._fail(record, On.PEER_LOST, self._refusal(words))
         for target in [source.target._replace(rank=rank) for rank in source.known]:
+            self._fail_held(source, target, self._refusal(words))
             link = self._by_target.get(target)
             if link is not None and link.found is not None:
                 link.found = None
                 self._let_go_of(link)
+        source.known = {rank: one for rank, one in source.known.items() if self._in_hand(source, rank)}
 
     @staticmethod
     def _refusal(words: tuple[str, ...]) -> Failure:

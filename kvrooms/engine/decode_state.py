@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..protocol.events import Timer
 from ..protocol.identity import RoomKey
-from ..protocol.intervals import below, size
+from ..protocol.intervals import Intervals, below, size
 from ..protocol.layout import Layout
 from ..protocol.manifest import Indices, Manifest, derive
 from ..protocol.notify import PartKind
 from ..protocol.registration import Registration
+from ..protocol.shaped import PairTable
 from ..protocol.shares import Covers, Share
 from ..protocol.status import Phase
 from ..statemachine.memory import LEASE
@@ -49,14 +51,26 @@ class Route(NamedTuple):
 class Source:
     """A prefill instance: its ranks as the registry knows them, and once all are known the routes from them.
 
-    waiting: the rooms that were opened before that.
+    waiting: the rooms that were opened before that. placed: the routes that rooms were placed by last.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.known: dict[int, Registration] = {}
         self.routes: tuple[Route, ...] | None = None
+        self.placed: tuple[Route, ...] = ()
         self.waiting: dict[DecodeRecord, None] = {}
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that send together, as far as anything is known of them."""
+        size = next((one.ranks for one in self.known.values()), 1)
+        return range(size) if size > 1 else (self.target.rank,)
+
+    @property
+    def unknown(self) -> list[int]:
+        """Of these the ones that the registry has not named yet."""
+        return [rank for rank in self.ranks if rank not in self.known]
 
 
 class Wish(NamedTuple):
@@ -130,10 +144,15 @@ class DecodeLink(Link):
         self.sources: dict[Source, None] = {}
         self.found: Registration | None = None
         self.share: Share | None = None
+        self.landing: PairTable | None = None
 
 
 class Grant:
-    """One METADATA to one prefill rank, and its lease."""
+    """One METADATA to one prefill rank, and its lease.
+
+    slots: the staging slots that are lent to it. landing: what lies in them. scattered: of positions that came in part,
+    which buffers have.
+    """
 
     def __init__(
         self, record: DecodeRecord, sender: int, target: Target, manifest: Manifest, to: Destination, token: int
@@ -149,6 +168,9 @@ class Grant:
         self.number = 0
         self.retry_s = 0.0
         self.quarantined_at = 0.0
+        self.slots: tuple[int, ...] = ()
+        self.landing: PairTable | None = None
+        self.scattered: dict[tuple[PartKind, int, int], Intervals] = {}
 
 
 class DecodeRecord(Record):

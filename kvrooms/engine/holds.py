@@ -56,7 +56,7 @@ class DecodeHolds(DecodeLinks):
             return
         del self._holds[hold.key]
         self._timers.disarm(hold, Alarm.HOLD)
-        for link in self._senders(hold):
+        for link in self._by_target.values():
             link.holds.pop(hold, None)
 
     def _renew(self, hold: Hold) -> None:

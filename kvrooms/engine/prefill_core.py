@@ -242,6 +242,8 @@ class PrefillCore(PrefillGrants):
                 self._aborted(peer, body)
             case wire.Hold(room, attempt):
                 self._hold(peer, RoomKey(room, attempt))
+            case wire.Emptied():
+                self._emptied(peer, body)
             case _:
                 self._unexpected(link, body)
 

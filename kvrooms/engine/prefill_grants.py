@@ -16,7 +16,7 @@ from .grants import Verdict
 from .parking import Parking
 from .prefill_posting import PrefillPosting
 from .prefill_state import PrefillPeer, PrefillRecord, Writer
-from .sends import Outbox, Send, Shared, wanted_of
+from .sends import Outbox, Send, Shared, lent_to, wanted_of
 from .timers import Alarm
 
 
@@ -43,13 +43,15 @@ class PrefillGrants(PrefillPosting):
             assert peer.regions is not None
             shared = None if peer.covers is None or peer.layout is None else Shared(peer.layout, peer.covers)
             wanted = wanted_of(self.layout, self.regions, peer.regions, body, shared)
+            slots = lent_to(body, peer.staging)
         except WireError as error:
             self._over(peer, number)
             self._reject(peer, number, Reason.PROTOCOL, str(error))
             return
         assert peer.table is not None
-        outbox = Outbox(self.layout, self._source, peer.table, self.settings.piece_bytes, peer.pairs)
-        writer = Writer(peer, number, body.token, key, wanted, outbox)
+        limit = self.settings.piece_bytes
+        outbox = Outbox(self.layout, self._source, peer.table, limit, peer.pairs, lent=bool(slots))
+        writer = Writer(peer, number, body.token, key, wanted, outbox, slots)
         peer.drains[number] = writer
         self._place(writer)
 

@@ -10,11 +10,11 @@ from ..protocol.identity import agent_name
 from ..protocol.layout import check_layout, check_regions, differences
 from ..protocol.shaped import PairTable
 from ..protocol.shares import Share, check_share, covers_of
-from ..protocol.staging import Staging, slot_bytes
+from ..protocol.staging import Slots, Staging, check_slots, slot_bytes
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import EngineCore, Link, Ports, log
 from .prefill_state import PrefillPeer
-from .staging import Stage
+from .staging import Stage, make_stage
 from .timers import Alarm
 
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
@@ -95,38 +95,32 @@ class PrefillLinks(EngineCore):
     def _share_with(self, peer: PrefillPeer, hello: wire.Hello) -> None:
         """What we owe this decode rank, as it says itself; checked, and the plans made. Raises WireError."""
         share, us = hello.share, self.instance.ranks[self.rank]
-        if share == peer.share and (share is None or peer.pairs is not None):
+        if (share, hello.staging) == (peer.share, peer.staging) and (share is None or peer.pairs is not None):
             return
         if peer.drains:
             raise WireError("hello.share", "the same incarnation has asked for another share, and has grants of it")
+        if hello.staging is not None:
+            check_slots(hello.staging)
+        self._unload(peer)  # what it has registered since then can be written to with its new metadata alone
+        peer.staging = hello.staging
         if share is None:
             peer.share = peer.covers = peer.pairs = None
             return
         check_share(share, self.layout, hello.layout)
-        pairs = self._plans(share, Side(hello.layout, hello.regions))
+        pairs = self._plans(share, Side(hello.layout, hello.regions), hello.staging)
         peer.share, peer.covers, peer.pairs = share, covers_of(share, us), pairs
 
-    def _plans(self, share: Share, theirs: Side) -> PairTable:
+    def _plans(self, share: Share, theirs: Side, slots: Slots | None) -> PairTable:
         """The plans for a share; with staging if that is set, and there is or can be a buffer for it."""
         ours, settings = Side(self.layout, self.regions), self.settings
         if settings.staging_max_slice_bytes and settings.staging_bytes > 1:
-            slot = self._stage.slot_bytes if self._stage is not None else slot_bytes(settings.staging_bytes)
-            pairs = PairTable(ours, theirs, share, Staging(settings.staging_max_slice_bytes, slot))
-            if not pairs.gathers or self._make_stage():
+            staging = Staging(settings.staging_max_slice_bytes, slot_bytes(settings.staging_bytes))
+            pairs = PairTable(ours, theirs, share, staging, slots)
+            if pairs.stages and self._stage is None:
+                self._stage = make_stage(self.transport, settings.staging_bytes, self.name)
+            if self._stage is not None or not pairs.stages:
                 return pairs
         return PairTable(ours, theirs, share)
-
-    def _make_stage(self) -> bool:
-        """Make the staging buffer, if there is none yet. Without it, what is short is sent as it is."""
-        if self._stage is None:
-            stage = Stage(self.settings.staging_bytes)
-            try:
-                self.transport.register_staging(stage.address, stage.length)
-            except TransportError as error:
-                log.warning("%s: no staging: %s", self.name, error)
-                return False
-            self._stage = stage
-        return True
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
         self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64])))

@@ -6,14 +6,14 @@ from collections import deque
 
 import numpy as np
 
-from ..protocol import notify
+from ..protocol import notify, wire
 from ..protocol.errors import TransportError, UncertainWrite
 from ..protocol.events import DrainEvent, Idle, PrefillEvent, Settled
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.manifest import Manifest
-from ..protocol.notify import Part, PartKind
-from ..protocol.plan import DescriptorTable, Piece
+from ..protocol.notify import InSlot, Part, PartKind
+from ..protocol.plan import Descriptors, DescriptorTable, Piece
 from ..protocol.status import TERMINAL, Phase
 from ..statemachine.memory import Drain
 from . import sends as sending
@@ -71,13 +71,13 @@ class PrefillPosting(PrefillLinks):
             if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
                 blocked += 1
                 continue
-            piece, slot = self._staged(writer.peer, piece)
-            if piece.staged is not None and slot is None:
+            placed = self._place_in_slots(writer, piece)
+            if placed is None:
                 blocked += 1
                 continue
             worked, blocked = True, 0
             budget -= piece.bytes
-            self._post(writer, piece, slot)
+            self._post(writer, *placed)
         if worked:
             self.channel.flush()
         return worked
@@ -92,23 +92,45 @@ class PrefillPosting(PrefillLinks):
         fits = peer.posted_bytes + size <= self.settings.inflight_per_peer_bytes or not peer.posted_bytes
         return fits and peer.link is not None and self.clock.now() <= peer.lease_until
 
-    def _staged(self, peer: PrefillPeer, piece: Piece) -> tuple[Piece, int | None]:
-        """A piece as it can be posted: with what it gathers in a slot. Without one it waits for a write to settle.
+    def _place_in_slots(self, writer: Writer, piece: Piece) -> tuple[Piece, int | None, int | None] | None:
+        """A piece as it can be posted, with the slot of ours and the slot of decode that it takes. None: it waits.
 
-        That is one of the same peer; where others have all slots, it goes without staging.
+        It waits until decode has emptied a slot of this grant, or a write to the same decode engine has settled. Where
+        others have all slots of ours, it goes without.
         """
-        stage, staged = self._stage, piece.staged
-        if staged is None:
-            return piece, None
-        slot = None if stage is None else stage.take(peer)
-        if stage is None or slot is None:
-            return (piece if stage is not None and stage.holds(peer) else staged.direct()), None
-        address = stage.gather(slot, staged.pack())
-        assert piece.source_descriptors is not None
-        rows = piece.source_descriptors.copy()
-        rows[:, 0] += np.uint64(address)
-        self.counters["pieces gathered"] += 1
-        return piece._replace(source_memory="DRAM", source_descriptors=rows), slot
+        if piece.landing is not None and not writer.empty:
+            return None
+        slot, staged, stage = None, piece.staged, self._stage
+        if staged is not None:
+            if stage is not None and piece.bytes <= stage.slot_bytes:
+                slot = stage.take(writer.peer)
+                if slot is None and stage.holds(writer.peer):
+                    return None
+            if stage is None or slot is None:
+                piece = staged.direct()
+            else:
+                address = stage.gather(slot, staged.pack())
+                self.counters["pieces gathered"] += 1
+                piece = piece._replace(
+                    source_memory="DRAM", source_descriptors=_moved(piece.source_descriptors, address)
+                )
+        filled = None
+        if piece.landing is not None and writer.peer.staging is not None:
+            filled = writer.empty.pop()
+            writer.filled.add(filled)
+            address = writer.peer.staging.address + filled * writer.peer.staging.length
+            piece = piece._replace(destination_descriptors=_moved(piece.destination_descriptors, address))
+        return piece, slot, filled
+
+    def _emptied(self, peer: PrefillPeer, body: wire.Emptied) -> None:
+        """Decode has emptied slots of a grant: they may be written to again."""
+        writer = peer.drains.get(body.grant)
+        for slot in body.slots:
+            if writer is None or slot not in writer.filled:
+                self.counters["slots emptied that were not filled"] += 1
+                continue
+            writer.filled.remove(slot)
+            writer.empty.append(slot)
 
     def _unstage(self, writer: Writer, slot: int | None) -> None:
         """A write from a slot is over, or was not posted."""
@@ -126,13 +148,13 @@ class PrefillPosting(PrefillLinks):
             self._ring(link)
             self.channel.flush()
 
-    def _post(self, writer: Writer, piece: Piece, slot: int | None) -> None:
+    def _post(self, writer: Writer, piece: Piece, slot: int | None, filled: int | None) -> None:
         writer.outbox.take()
         writer.unposted -= sum(part.size for part in piece.parts)
         following = None if piece.parts else writer.outbox.peek(writer.wanted)
-        if piece.parts or (following is not None and following.ordered):
+        message = self._message(writer, piece, filled)
+        if message or (following is not None and following.ordered):
             self._rouse(writer.peer)  # so that it sees the report, or so that these writes settle before the next
-        message = self._message(writer, piece.parts) if piece.parts else b""
         try:
             handle = self.transport.post(writer.peer.agent, piece, message)
         except TransportError as error:
@@ -159,8 +181,14 @@ class PrefillPosting(PrefillLinks):
             record.error = error
         self._fail(record, On.POST_ERROR, Failure(reason, str(error)[:DETAIL_MAX]))
 
-    def _message(self, writer: Writer, parts: tuple[Part, ...]) -> bytes:
-        """The notification of a write that reports `parts`."""
+    def _message(self, writer: Writer, piece: Piece, filled: int | None) -> bytes:
+        """The notification of a write; empty where it reports nothing."""
+        parts = piece.parts
+        if piece.landing is not None and filled is not None:
+            part, first, stop = piece.landing
+            return notify.encode(writer.number, writer.token, (part,), (), InSlot(filled, first, stop))
+        if not parts:
+            return b""
         digests: tuple[bytes, ...] = ()
         if writer.wanted.digest:
             assert writer.record is not None
@@ -233,6 +261,14 @@ class PrefillPosting(PrefillLinks):
                 self._count_posted(writer, -piece.bytes)
                 self._settled(writer, piece, error)
         return busy
+
+
+def _moved(rows: Descriptors | None, address: int) -> Descriptors:
+    """Descriptors that count from an address."""
+    assert rows is not None
+    moved = rows.copy()
+    moved[:, 0] += np.uint64(address)
+    return moved
 
 
 def _busy(writer: Writer) -> bool:

@@ -11,6 +11,7 @@ from ..protocol.layout import Layout, Regions
 from ..protocol.plan import DescriptorTable, Piece
 from ..protocol.shaped import PairTable
 from ..protocol.shares import Covers, Share
+from ..protocol.staging import Slots
 from ..protocol.status import Phase
 from ..statemachine.memory import DrainValue
 from ..statemachine.rooms import prefill_room
@@ -43,6 +44,7 @@ class PrefillPeer:
         self.share: Share | None = None
         self.covers: Covers | None = None
         self.pairs: PairTable | None = None
+        self.staging: Slots | None = None
         self.table: DescriptorTable | None = None
         self.lease_until = 0.0
         self.parked = 0
@@ -58,10 +60,20 @@ class PrefillPeer:
 
 
 class Writer:
-    """One grant as prefill holds it: what decode wants, what is still to be posted, and its drain."""
+    """One grant as prefill holds it: what decode wants, what is still to be posted, and its drain.
+
+    empty, filled: the slots of decode that are lent to it, which may be written to, and which may not yet.
+    """
 
     def __init__(
-        self, peer: PrefillPeer, number: int, token: int, key: RoomKey, wanted: Wanted, outbox: Outbox
+        self,
+        peer: PrefillPeer,
+        number: int,
+        token: int,
+        key: RoomKey,
+        wanted: Wanted,
+        outbox: Outbox,
+        slots: list[int],
     ) -> None:
         self.peer = peer
         self.number = number
@@ -69,6 +81,8 @@ class Writer:
         self.key = key
         self.wanted = wanted
         self.outbox = outbox
+        self.empty = slots
+        self.filled: set[int] = set()
         self.drain = DrainValue()
         self.record: PrefillRecord | None = None
         self.ready = False
@@ -144,7 +158,7 @@ def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
 
 
 class Posted(NamedTuple):
-    """A write in flight: for which grant, what it carries, and from which staging slot."""
+    """A write in flight: for which grant, what it carries, and from which staging slot of ours."""
 
     writer: Writer
     piece: Piece

@@ -17,6 +17,7 @@ from ..protocol.notify import PartKind
 from ..protocol.plan import DescriptorTable, Piece, Transfer, pieces
 from ..protocol.shaped import PairTable
 from ..protocol.shares import Covers
+from ..protocol.staging import Slots
 
 _NONE: Indices = np.empty(0, dtype=np.int32)
 
@@ -131,6 +132,15 @@ def wanted_of(
     return Wanted(manifest, pages, body.aux_index, tuple(state), body.digest, None if equal else body.first_page)
 
 
+def lent_to(body: wire.Metadata, staging: Slots | None) -> list[int]:
+    """The staging slots that a METADATA lends. Raises WireError."""
+    there = 0 if staging is None else staging.count
+    slots: list[int] = wire.unpack_indices("metadata.slots", body.slots, len(body.slots) // 4, there).tolist()
+    if len(set(slots)) < len(slots):
+        raise WireError("metadata.slots", f"names a slot twice: {slots}")
+    return slots
+
+
 def _pages_needed(ours: Layout, theirs: Layout, body: wire.Metadata) -> int:
     """How many pages of decode's size, from `first_page` on, a METADATA must name. Raises WireError.
 
@@ -228,7 +238,7 @@ def too_much(
 class Outbox:
     """The pieces that one grant still has to post, made one at a time as they are posted.
 
-    pairs: how parts of items are exchanged, where the layouts differ.
+    pairs: how parts of items are exchanged, where the layouts differ. lent: whether there are slots of the receiver.
     """
 
     def __init__(
@@ -238,9 +248,12 @@ class Outbox:
         destination: DescriptorTable,
         limit: int,
         pairs: PairTable | None = None,
+        *,
+        lent: bool = False,
     ) -> None:
         self._layout = layout
         self._pairs = pairs
+        self._lent = lent
         self._source = source
         self._destination = destination
         self._limit = limit
@@ -265,7 +278,7 @@ class Outbox:
                 else:
                     names = self._layout.component_names
                     named = [(one, names[one.layout_component] if one.kind is PartKind.STATE else "") for one in todo]
-                    self._pieces = self._pairs.pieces(named, self._limit)
+                    self._pieces = self._pairs.pieces(named, self._limit, lent=self._lent)
             self._next = next(self._pieces, None)
             if self._next is None:
                 self._pieces = None

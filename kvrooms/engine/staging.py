@@ -8,14 +8,19 @@ who waits for a slot waits for a write of his own; who has none, because others 
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import Counter
 from collections.abc import Hashable
 
 import numpy as np
 import numpy.typing as npt
 
+from ..protocol.errors import TransportError
 from ..protocol.packing import Packed
 from ..protocol.staging import slot_bytes
+from ..transport.ports import Transport
+
+log = logging.getLogger("kvrooms.engine")
 
 _ALIGN = 4096
 Bytes = npt.NDArray[np.uint8]
@@ -45,6 +50,11 @@ class Stage:
         """How many slots are taken."""
         return self.slots - len(self._free)
 
+    @property
+    def free(self) -> int:
+        """How many slots are not taken."""
+        return len(self._free)
+
     def holds(self, owner: Hashable) -> bool:
         """Whether somebody has slots."""
         return self._held[owner] > 0
@@ -69,6 +79,23 @@ class Stage:
         into = self._memory[first : first + packed.bytes].view(np.dtype((np.void, packed.grain)))
         np.take(_grains(packed), packed.grains, out=into, mode="clip")
         return self.address + first
+
+    def scatter(self, slot: int, packed: Packed) -> None:
+        """Copy what lies in a slot to where a packed range belongs."""
+        first = slot * self.slot_bytes
+        source = self._memory[first : first + packed.bytes].view(np.dtype((np.void, packed.grain)))
+        np.put(_grains(packed), packed.grains, source, mode="clip")
+
+
+def make_stage(transport: Transport, size: int, name: str) -> Stage | None:
+    """A registered stage. Without one, which is logged, short runs go one by one."""
+    stage = Stage(size)
+    try:
+        transport.register_staging(stage.address, stage.length)
+    except TransportError as error:
+        log.warning("%s: no staging: %s", name, error)
+        return None
+    return stage
 
 
 class _Memory:

@@ -11,13 +11,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from ..engine.sends import wanted_of
+import msgspec
+
+from ..engine.sends import lent_to, wanted_of
 from ..protocol import notify, registration, wire
 from ..protocol.errors import InvalidArgument, WireError
+from ..protocol.identity import U64_MAX
 from ..protocol.layout import check_regions, differences
 from ..protocol.manifest import Declaration
 from ..protocol.manifest import differences as manifest_differences
+from ..protocol.notify import PartKind
 from ..protocol.plan import DescriptorTable
+from ..protocol.staging import check_slots
 from ..transport.ports import ChannelEvent, FrameIn
 from ..transport.tcp_link import Link
 from . import samples
@@ -65,6 +70,10 @@ def _hello(data: bytes) -> None:
         assert bool(words) == (body.layout != samples.LAYOUT), "unequal layouts, and no difference"
         check_regions(body.layout, body.regions)
         DescriptorTable(body.layout, body.regions)
+        if body.staging is not None:
+            check_slots(body.staging)
+            assert body.staging.address + body.staging.count * body.staging.length <= U64_MAX
+            assert PartKind.AUX not in dict(body.staging.parts)
     elif isinstance(body, wire.Welcome):
         differences(samples.LAYOUT, body.layout)
 
@@ -83,6 +92,10 @@ def _metadata(data: bytes) -> None:
         items = samples.REGIONS.component_items(names.index(name))
         assert len(indices) == count
         assert all(0 <= index < items for index in indices.tolist())
+    slots = lent_to(body, samples.STAGING)
+    assert len(set(slots)) == len(slots)
+    assert all(0 <= slot < samples.STAGING.count for slot in slots)
+    assert not lent_to(msgspec.structs.replace(body, slots=b""), None)
     manifest_differences(Declaration(3, ("answer",), ()), wanted.manifest)
 
 

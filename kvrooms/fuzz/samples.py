@@ -11,8 +11,10 @@ from ..protocol import notify, registration, wire
 from ..protocol.failure import Reason
 from ..protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
 from ..protocol.manifest import Manifest
-from ..protocol.notify import Part, PartKind
+from ..protocol.notify import InSlot, Part, PartKind
 from ..protocol.registration import Registration
+from ..protocol.shares import Entry, Share
+from ..protocol.staging import Slots
 from .mutate import Sample
 
 SOURCE, TARGET, FLOOR = 0x1111_2222_3333_4444, 0x5555_6666_7777_8888, 3
@@ -34,6 +36,10 @@ REGIONS = Regions(
 _ENTRY = Registration("prefill-0", 0, "10.0.0.1:4000", SOURCE, 16, LAYOUT.digest.hex(), 30.0)
 
 
+_SHARE = Share(0, 2, 1, (Entry(PartKind.KV, "", 0, 0, 0, 0, 1), Entry(PartKind.STATE, "conv", 0, 0, 0, 1, 2)))
+STAGING = Slots(0x7B00_0000_0000, 8, 2**20, ((PartKind.KV, ""), (PartKind.STATE, "conv")))
+
+
 def packed(*indices: int) -> bytes:
     """Indices as METADATA carries them."""
     return np.array(indices, dtype="<i4").tobytes()
@@ -47,6 +53,7 @@ def _metadata_bodies() -> tuple[wire.Metadata, ...]:
         wire.Metadata(7, 0, 1, 99, whole, packed(1, 2, 3), 4, (packed(5), packed(6, 7))),
         wire.Metadata(2**63 - 1, 2**32 - 1, 2**64 - 1, 0, tail, packed(*range(63)), -1, (packed(15),)),
         wire.Metadata(0, 0, 5, 2**64 - 1, nothing, b"", -1, (), digest=True),
+        wire.Metadata(7, 1, 6, 3, whole, packed(1, 2, 3), 4, (packed(5), packed(6, 7)), slots=packed(3, 0)),
     )
 
 
@@ -54,6 +61,7 @@ def _bodies() -> tuple[wire.Body, ...]:
     small = Layout(1, (), (), ())
     return (
         wire.Hello("decode-0", "kvrooms-1111222233334444", LAYOUT, REGIONS, b"blob" * 50),
+        wire.Hello("decode-0", "kvrooms-1111222233334444", LAYOUT, REGIONS, b"blob", _SHARE, STAGING),
         wire.Hello("d", "a", small, Regions((), (), ()), b"b"),
         wire.Welcome("prefill-0", "kvrooms-5555666677778888", LAYOUT),
         wire.Refuse(("the layouts differ", "page size: ours is 16 tokens, the peer's 32")),
@@ -69,6 +77,8 @@ def _bodies() -> tuple[wire.Body, ...]:
         wire.Goodbye(),
         wire.Hold(7, 0),
         wire.HoldLost(7, 1, Reason.ABORTED, "aborted"),
+        wire.Emptied(1, (0,)),
+        wire.Emptied(2**64 - 1, (5, 2, 2**20 - 1)),
     )
 
 
@@ -104,12 +114,13 @@ def streams() -> tuple[Sample, ...]:
 
 
 def notifications() -> tuple[Sample, ...]:
-    """Notifications with one part, with several, with the most there can be, and with digests."""
+    """Notifications with one part, with several, with the most there can be, with digests, and in slots."""
     kv, aux, state = Part(PartKind.KV, 0, 0, 3), Part(PartKind.AUX, 0, 0, 1), Part(PartKind.STATE, 1, 0, 2)
     many = tuple(Part(PartKind.KV, 0, first, 1) for first in range(notify.PARTS_MAX))
     said = ((1, 99, (kv,)), (2, 2**64 - 1, (kv, aux, state)), (2**64 - 1, 0, many))
     proven = notify.encode(3, 7, (kv, aux), (b"k" * notify.DIGEST_LENGTH, b"a" * notify.DIGEST_LENGTH))
-    return (*(Sample(notify.encode(*one)) for one in said), Sample(proven))
+    staged = [notify.encode(4, 5, (part,), (), InSlot(2, 0, 64)) for part in (kv, state)]
+    return (*(Sample(notify.encode(*one)) for one in said), Sample(proven), *map(Sample, staged))
 
 
 def _json(body: bytes) -> Sample:

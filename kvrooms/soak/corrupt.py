@@ -42,7 +42,7 @@ class CorruptingTransport:
 
     def _corrupt(self, message: bytes) -> None:
         try:
-            _, token, parts, _ = notify.decode(message)
+            _, token, parts, _, _ = notify.decode(message)
         except WireError:
             return
         landed = self._marks.pop(self._rooms.get(token, (-1, 0)), None)

@@ -194,7 +194,7 @@ class DecodeTurn:
     def on_note(self, lane: int, agent: bool, message: bytes) -> None:
         """A notification arrives. agent: it carries the name of the agent that the grant was given to."""
         try:
-            number, token, parts, _ = notify.decode(message)
+            number, token, parts, _, _ = notify.decode(message)
         except WireError:
             return
         use = token - TOKEN

@@ -58,10 +58,13 @@ def words_of(what: wire.Body | bytes) -> str:
         fields = ", ".join(f"{n} {getattr(v, 'value', v)}" for n, v in shown.items())
         return f"{type(what).__name__.upper()} {fields}"
     try:
-        grant, _, parts, _ = notify.decode(what)
+        grant, _, parts, _, staged = notify.decode(what)
     except WireError as error:
         return f"malformed: {error}"
-    return f"grant {grant}: " + ", ".join(f"{p.kind.name} {p.component} [{p.first}, {p.first + p.size})" for p in parts)
+    where = "" if staged is None else f"in slot {staged.slot}: "
+    return f"grant {grant}: {where}" + ", ".join(
+        f"{p.kind.name} {p.component} [{p.first}, {p.first + p.size})" for p in parts
+    )
 
 
 def words_of_write(write: Write) -> str:
