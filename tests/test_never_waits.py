@@ -10,13 +10,20 @@ help, it raises Stuck.
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from dataclasses import replace
+
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from mutants import Mutant, dies, hunt, named
 
 from kvrooms import DecodeEngine, PrefillEngine, Status
+from kvrooms.engine.decode_arrivals import DecodeArrivals
+from kvrooms.engine.prefill_grants import PrefillGrants
 from kvrooms.harness import strategies as rooms
+from kvrooms.harness.ranks import Ranks
 from kvrooms.harness.simulate.memory import Shape, source_pool, target_pool
 from kvrooms.harness.world import World
+from kvrooms.protocol import shares
 from kvrooms.protocol.events import Accepted, Bound, Declared, Landed, Settled
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.manifest import Declaration, derive, state_indices
@@ -142,6 +149,72 @@ def test_nor_with_several_engines_and_rooms_at_once(prefill_says, decode_says, o
     assert world.now == 0
 
 
+class Spelled(Ranks):
+    """Every rank of both sides says in a way of its own that a room has no state; prefill ranks send as they like."""
+
+    def __init__(self, case, order, data):
+        super().__init__(case)
+        self.world.random = order
+        self.data = data
+        self.rooms = {number: without_state(room) for number, room in self.rooms.items()}
+
+    def says(self, rank, layout):
+        return self.data.draw(rooms.nothing(layout.component_names, tensors=False), f"{rank} says").argument()
+
+    def receive(self, number, rank, **options):
+        said = self.says(f"decode rank {rank}", self.decode.ranks[rank].layout)
+        return super().receive(number, rank, **options, **said)
+
+    def sends(self, number, rank):
+        room = self.rooms[number]
+        pages = room.prefill[rank].valid_pages
+        for chunk, _, last in rooms.split(self.data.draw(rooms.chunkings(len(pages), chunks=3), "chunks"), pages):
+            said = self.says(f"prefill rank {rank}", self.prefill[room.instance].ranks[rank].layout)
+            yield {"pages": chunk, "last": last, **said}
+
+
+def without_state(room):
+    sides = {side: tuple(replace(rank, state=()) for rank in getattr(room, side)) for side in ("prefill", "decode")}
+    return replace(room, **sides)
+
+
+few_ranks = rooms.topologies(
+    kinds=("window", "index", "attention"),
+    prompts=st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple),
+    layerwise=st.just(False),
+).filter(lambda case: case.processes <= 10)
+
+
+def no_rank_waits(case, order, data):
+    ranks = Spelled(case, order, data)
+    event(f"{len(ranks.prefill[0].ranks)} to {len(ranks.decodes)} ranks")
+    ranks.play()  # without a timer: raises Stuck where nothing else can help
+
+    assert ranks.failures() == []
+    assert ranks.early == []
+    assert ranks.differs() == []
+    assert ranks.world.now == 0
+
+
+@settings(max_examples=150)
+@given(case=few_ranks, order=rooms.schedules(), data=st.data())
+def test_nor_between_any_numbers_of_ranks(case, order, data):
+    """One to four ranks or more on each side: heads, stages, parts of the prompt; any page sizes and prefixes."""
+    no_rank_waits(case, order, data)
+
+
+@named(
+    [
+        Mutant(shares, "_pairing", "pairs[p, p * receivers // senders] = []", "pass"),
+        Mutant(PrefillGrants, "_bind", "for bound in record.writers:", "for bound in (writer,):"),
+        Mutant(DecodeArrivals, "_arrival", "Landed(grant.sender, ", "Landed(0, "),
+    ]
+)
+def test_that_can_fail(mutant, monkeypatch):
+    mutant.plant(monkeypatch)
+    dies(lambda: hunt(no_rank_waits, case=few_ranks, order=rooms.schedules(), data=st.data()))
+
+
 @settings(max_examples=100)
 @given(
     ranks=st.integers(1, 8),
@@ -149,8 +222,8 @@ def test_nor_with_several_engines_and_rooms_at_once(prefill_says, decode_says, o
     decode_says=rooms.nothing(["swa"]),
     data=st.data(),
 )
-def test_nor_at_any_number_of_ranks(ranks, prefill_says, decode_says, data):
-    """So far an engine opens a room between one rank and one rank; its machines take any number on the other side.
+def test_nor_do_the_machines_of_a_room_between_one_rank_and_many(ranks, prefill_says, decode_says, data):
+    """The tables alone, in every order of what may happen.
 
     What a rank owes is read off the spelling by the functions that the engines call.
     """
@@ -167,13 +240,13 @@ def test_nor_at_any_number_of_ranks(ranks, prefill_says, decode_says, data):
     receiver = decode_room((wanted,) * ranks)
     arrivals = [Accepted(rank) for rank in range(ranks)]
     arrivals += [Landed(rank, *part) for rank in range(ranks) for part in parts]
-    for event in data.draw(st.permutations(arrivals), label="arrivals at decode"):
-        receiver, _ = step_decode(receiver, event)
+    for one in data.draw(st.permutations(arrivals), label="arrivals at decode"):
+        receiver, _ = step_decode(receiver, one)
 
     sender = prefill_room(ranks)
     known = [Declared(Declaration(mine.pages, mine.aux, mine.state)), *(Bound(rank, wanted) for rank in range(ranks))]
     written = [Settled(rank, *part) for rank in range(ranks) for part in parts]
-    for event in data.draw(st.permutations(known)) + data.draw(st.permutations(written)):
-        sender, _ = step_prefill(sender, event)
+    for one in data.draw(st.permutations(known)) + data.draw(st.permutations(written)):
+        sender, _ = step_prefill(sender, one)
 
     assert (receiver.phase.name, sender.phase.name) == ("DONE", "DONE")

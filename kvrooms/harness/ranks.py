@@ -132,10 +132,11 @@ class Ranks(Witness):
             "instance": f"prefill-{room.instance}",
             "pages": places.pages,
             "aux_index": places.aux_slot,
-            "state_indices": indices(places),
             "prefix_pages": room.prefix,
             "tokens": room.tokens,
         }
+        if any(some for _, some in places.state):
+            arguments["state_indices"] = indices(places)
         made: DecodeRoom = member.engine.open(number, **{**arguments, **options})
         member.rooms[number] = made
         made._end.call(member.engine.lock, lambda: self._ended(member, number))  # noqa: SLF001 - where `wait` waits, too

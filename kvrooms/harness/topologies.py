@@ -24,9 +24,13 @@ class Choose(Protocol):
         """One of them."""
 
 
-def any_case(choose: Choose) -> Case:
-    """A shape whose two sides work together."""
-    model = _model(choose)
+KINDS = ("attention", "attention", "mamba", "window", "index")
+"""What a layer may be: attention, Mamba, a sliding window, attention with the keys of sparse attention."""
+
+
+def any_case(choose: Choose, kinds: Sequence[str] = KINDS) -> Case:
+    """A shape whose two sides work together. kinds: of layers."""
+    model = _model(choose, kinds)
     totals = [model.mamba_heads, model.mamba_groups, *[model.kv_heads] * (not model.latent_bytes or bool(model.window))]
     sizes = [tp for tp in (1, 2, 3, 4) if all(total % tp == 0 or tp % total == 0 for total in totals)]
     page = choose((1, 2, 3, 4))
@@ -49,12 +53,12 @@ def any_case(choose: Choose) -> Case:
     )
 
 
-def _model(choose: Choose) -> Model:
+def _model(choose: Choose, kinds: Sequence[str]) -> Model:
     layers = range(choose((1, 2, 3, 4)))
-    kinds = [choose(("attention", "attention", "mamba", "window", "index")) for _ in layers]
+    chosen = [choose(kinds) for _ in layers]
 
     def of(*names: str) -> tuple[int, ...]:
-        return tuple(layer for layer, kind in zip(layers, kinds, strict=True) if kind in names)
+        return tuple(layer for layer, kind in zip(layers, chosen, strict=True) if kind in names)
 
     return Model(
         attention=of("attention", "index"),

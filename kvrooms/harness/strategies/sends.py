@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -65,3 +65,45 @@ def split(
                 positions[name] += count
         yield Part(list(pages[at : at + chunk.pages]), some, chunk.last)
         at += chunk.pages
+
+
+class LayerSend(NamedTuple):
+    """One call of `send`: the KV of some layers, for `pages` positions from `first` on; is it the last call."""
+
+    first: int
+    pages: int
+    layers: tuple[int, ...] = ()
+    last: bool = False
+
+    def arguments(self, pages: Sequence[int]) -> dict[str, Any]:
+        """Those of the call, where these are all the pages that the rank sends."""
+        some = {"layers": self.layers} if self.layers else {}
+        return {"pages": list(pages[self.first : self.first + self.pages]), **some, "last": self.last}
+
+
+@st.composite
+def layer_schedules(draw: st.DrawFn, pages: int, layers: Sequence[int]) -> tuple[LayerSend, ...]:
+    """Every order in which a rank may send so many pages layer by layer: each layer continues where it is.
+
+    layers: the ids of the layers whose KV the rank has; none for a rank without KV. Shrinks to one call.
+
+        @given(layer_schedules(pages=3, layers=[4, 5]))
+        def test_it(schedule):
+            for send in schedule:
+                room.send(**send.arguments([7, 8, 9]))
+    """
+    reached = dict.fromkeys(layers, 0)
+    sends: list[LayerSend] = []
+    while reached and min(reached.values()) < pages:
+        first = draw(st.sampled_from(sorted({at for at in reached.values() if at < pages})))
+        there = [layer for layer, at in reached.items() if at == first]
+        left_out = draw(st.sets(st.sampled_from(there), max_size=len(there) - 1))
+        chosen = tuple(layer for layer in there if layer not in left_out)
+        count = pages - first - draw(st.integers(0, pages - first - 1))
+        reached.update(dict.fromkeys(chosen, first + count))
+        sends.append(LayerSend(first, count, chosen))
+    if not sends:
+        return (LayerSend(0, pages, (), last=True),)
+    if draw(st.booleans()):  # that nothing follows is known only afterwards
+        return (*sends, LayerSend(pages, 0, (), last=True))
+    return (*sends[:-1], sends[-1]._replace(last=True))
