@@ -98,7 +98,7 @@ INVARIANTS: tuple[Invariant, ...] = (
         "A1",
         "manifests agree",
         "What prefill declares equals what decode expects, or both sides fail in the step that makes the "
-        "difference known.",
+        "difference known. The ranks of a group are told one outcome of a room, and DONE only if it is DONE on each.",
     ),
 )
 

@@ -258,7 +258,7 @@ def many_worlds() -> None:
     [
         Mutant(group_member.Member, "link_down", "self.linked = False", "self.leader_lost(Failure(Reason.ABORTED))"),
         Mutant(group_member.Member, "link_up", "self._step(key, LinkUp())", "pass"),
-        Mutant(group_leader.Leader, "_step", "self._keep(event.rank, room)", "pass"),
+        Mutant(group_leader.Leader, "_carry_out", "self._keep(event.rank, room)", "pass"),
         Mutant(group_leader.Leader, "_begin", "for cause in self.absent.values():", "for cause in ():"),
         Mutant(group_hub.HubCore, "_look", "if seat.confirmed < limit", "if False"),
         Mutant(tables, "_open", "Votes.ALL_DONE if all(numbers)", "Votes.ALL_DONE if any(numbers)"),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 from group_bench import DONE, FAILED, KEY, Bench
+from mutants import Mutant, dies, named
 
+from kvrooms.engine.group_spoke import SpokeCore
+from kvrooms.harness import world
+from kvrooms.harness.world import World
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.identity import RoomKey
 from kvrooms.transport.ports import CloseCause
@@ -214,3 +218,42 @@ def test_a_leader_that_dies_while_a_rank_stands_still_is_found_dead() -> None:
     bench.until(2)
     assert bench.world.now < now + 1
     assert bench.groups[2].outcome(KEY) is FAILED
+
+
+def check_pause_after_malformed_frames() -> None:
+    """Everything that the leader says to rank 1 is damaged, on each new connection too."""
+    bench = Bench()
+    bench.enter()
+    bench.done(0, 1)
+    bench.settle()
+    channel = bench.channel(0)
+    honest, damaged = channel.send, bench.groups[1]._core._connection
+    there = bench.channel(1).number_there(damaged)
+    others = {one for one in channel.connections if one != there}
+    channel.send = lambda connection, frame: honest(connection, frame if connection in others else frame[:-1])
+    bench.done(2)
+    bench.until(0, 2)
+    before = bench.world.steps
+    bench.wait(30)
+    assert bench.groups[1].counters()["frames malformed"] in range(30, 70)  # with a pause of a second in the end
+    assert bench.world.steps - before < 10_000
+    channel.send = honest
+    bench.until(1)
+    assert bench.outcomes() == [DONE] * 3
+    bench.wait(3)
+    bench.serves()
+
+
+def test_a_rank_that_hears_nothing_but_malformed_frames_does_not_connect_without_pause() -> None:
+    check_pause_after_malformed_frames()
+
+
+@named([
+    Mutant(SpokeCore, "_frame_in", "self._redial_later()", "self._dial()"),
+    Mutant(SpokeCore, "_redial_later", "2 * self._pause_s", "self._pause_s"),
+])  # fmt: skip
+def test_the_pause_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    monkeypatch.setattr(world, "STEPS_MAX", 20_000)
+    monkeypatch.setattr(World, "settle", lambda one: one.run(lambda: not one.busy))
+    dies(check_pause_after_malformed_frames)

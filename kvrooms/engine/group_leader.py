@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-from ..protocol.events import Do
+from ..protocol.events import Command, Do
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
 from ..protocol.group import (
     Acknowledged,
@@ -29,7 +29,7 @@ from ..protocol.group import (
 )
 from ..protocol.identity import RoomKey
 from ..protocol.wire import Body
-from ..statemachine.group import Decision, DecisionValue, decision, step_decision
+from ..statemachine.group import DECISION, Decision, DecisionValue, decision, step_decision
 
 
 class Deciding:
@@ -147,7 +147,7 @@ class Leader:
 
     def _begin(self, key: RoomKey) -> Deciding:
         room = self._rooms[key] = Deciding(key, self.size)
-        self._port.arm(room)
+        self._carry_out(room, DECISION.initial_commands, None)
         for cause in self.absent.values():
             self._step(room, Lost(cause))
         if self._ending is not None:
@@ -156,8 +156,13 @@ class Leader:
 
     def _step(self, room: Deciding, event: LeaderInput) -> None:
         room.value, row = step_decision(room.value, event)
-        for do, _timer in row.commands:
+        self._carry_out(room, row.commands, event)
+
+    def _carry_out(self, room: Deciding, commands: tuple[Command, ...], event: LeaderInput | None) -> None:
+        for do, _timer in commands:
             match do:
+                case Do.ARM:
+                    self._port.arm(room)
                 case Do.DISARM:
                     self._port.disarm(room)
                 case Do.TELL_OUTCOME:

@@ -83,6 +83,10 @@ class SpokeCore(GroupCore):
             self._dead_since = self.now
             self._dial()  # and see whether that is true
             return
+        self._redial_later()
+
+    def _redial_later(self) -> None:
+        """Make another connection after a pause that grows until one is good."""
         self._timers.arm(self, Alarm.REDIAL, self.now + self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -112,7 +116,9 @@ class SpokeCore(GroupCore):
             self._refused(received.body.words)
             return
         if received is None or not self._between(received):
-            self._redial("a malformed frame")  # on a new connection it is said again
+            # On a new connection it is said again; not at once, lest it be malformed for ever.
+            self._hang_up("a malformed frame")
+            self._redial_later()
             return
         self._leader = received.source
         self._last_heard = self.now

@@ -297,21 +297,15 @@ class Engine:
             room = self._undecided.pop(key, None)
             if room is not None and room.left:
                 self._give_key_back(room)
-        if room is not None:
-            if failure is not None:
-                self._end_here(room, failure)
+        if room is not None:  # if it was still open, `on_abort` came before
             room.decide(status, failure)
 
     def on_abort(self, key: RoomKey, failure: Failure) -> None:
         """See `GroupUser.on_abort`."""
         with self.lock:
             room = self._undecided.get(key)
-        if room is not None:
-            self._end_here(room, failure)
-
-    def _end_here(self, room: Room, failure: Failure) -> None:
-        record = room.record
-        if record is not None and not room.poll().terminal:
+        record = None if room is None else room.record
+        if room is not None and record is not None and not room.poll().terminal:
             self._submit(self._core.abort, record, failure.detail, failure.reason)  # type: ignore[attr-defined]
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ from .faults_badday import BADDAY
 from .faults_doors import DOORS
 from .faults_engine import ENGINE
 from .faults_fresh import FRESH
+from .faults_group import GROUP
 from .faults_protocol import PROTOCOL
 from .faults_public import PUBLIC
 from .faults_shapes import SHAPES
 from .faults_tables import TABLES
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS, *SHAPES)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS, *SHAPES, *GROUP)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = (
     "aux-guarded-by-state",
