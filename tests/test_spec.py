@@ -21,7 +21,7 @@ from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.group_hub import HubCore
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.settings import EngineSettings
-from kvrooms.protocol import wire
+from kvrooms.protocol import group, wire
 from kvrooms.protocol.events import Do, LeaseEvent, Timer
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.invariants import INVARIANTS, LEASE_RULES
@@ -97,9 +97,11 @@ def test_the_diagram_has_the_tables_edges(table: AnyTable) -> None:
 
 
 def test_every_frame_and_field_is_there() -> None:
-    for cls, data in zip(wire.FRAMES, DATA["wire"]["frames"], strict=True):
+    shown = [*DATA["wire"]["frames"], *DATA["wire"]["group"]["frames"]]
+    for cls, data in zip((*wire.FRAMES, *group.FRAMES), shown, strict=True):
         assert (data["number"], data["name"]) == (cls.KIND, cls.__name__)
-        assert data["direction"] in ("decode → prefill", "prefill → decode", "either way")
+        ends = ("rank → leader", "leader → rank") if cls in group.FRAMES else ("decode → prefill", "prefill → decode")
+        assert data["direction"] in (*ends, "either way")
         assert [field["name"] for field in data["fields"]] == list(cls.__struct_fields__)
         text = section(f"{cls.KIND}: {cls.__name__}")
         assert all(f"| `{field}` |" in text for field in cls.__struct_fields__)

@@ -168,13 +168,20 @@ def _wire(data: Data) -> list[str]:
     parts = [f"## Wire format, version {data['version']}", *data["meaning"]]
     parts += [f"A frame has at most {data['length_max']} bytes.", _fixed([*data["prefix"], *data["header"]])]
     for frame in data["frames"]:
-        parts += [f"### {frame['number']}: {frame['name']}", f"*{frame['direction']}*", *frame["meaning"]]
-        parts.append(_fields(frame["fields"]))
+        parts += _frame(frame, "###")
+    parts += ["### Frames among the ranks of a group", *data["group"]["meaning"]]
+    for frame in data["group"]["frames"]:
+        parts += _frame(frame, "####")
     parts.append("### Values inside frames")
     parts.append("Each is an array of its fields.")
     for value in data["structs"]:
         parts += [f"#### {value['name']}", *value["meaning"], _fields(value["fields"])]
     return parts
+
+
+def _frame(frame: Data, level: str) -> list[str]:
+    title = f"{level} {frame['number']}: {frame['name']}"
+    return [title, f"*{frame['direction']}*", *frame["meaning"], _fields(frame["fields"])]
 
 
 def _notification(data: Data) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from ..protocol import notify, wire
+from ..protocol import group, notify, wire
 from ..protocol.identity import U64_MAX
 
 Data = dict[str, Any]
@@ -93,27 +93,28 @@ def _layout(form: struct.Struct, names: dict[str, str]) -> list[Data]:
     return [{"name": n, "type": w, "meaning": m} for (n, m), w in zip(names.items(), widths, strict=True)]
 
 
+def _frame(cls: type[wire.Body], structs: dict[str, Data]) -> Data:
+    """A frame, told from its class: the docstring begins "from -> to: meaning"."""
+    spec = inspect.type_info(cls)
+    assert isinstance(spec, inspect.StructType)
+    direction, _, meaning = unwrap(cls.__doc__)[0].partition(": ")
+    if ", " in direction:  # "decode -> prefill, first frame of a connection"
+        direction, _, when = direction.partition(", ")
+        meaning = f"{when}: {meaning}"
+    return {
+        "number": cls.KIND,
+        "name": cls.__name__,
+        "direction": direction.replace("->", "→").lower(),
+        "meaning": [meaning[0].upper() + meaning[1:], *unwrap(cls.__doc__)[1:]],
+        "fields": fields(spec, structs),
+    }
+
+
 def wire_data() -> Data:
     """Frames, the structs inside them, and the header."""
     structs: dict[str, Data] = {}
-    frames = []
-    for cls in wire.FRAMES:
-        spec = inspect.type_info(cls)
-        assert isinstance(spec, inspect.StructType)
-        direction, _, meaning = unwrap(cls.__doc__)[0].partition(": ")
-        if ", " in direction:  # "decode -> prefill, first frame of a connection"
-            direction, _, when = direction.partition(", ")
-            meaning = f"{when}: {meaning}"
-        notes = [meaning[0].upper() + meaning[1:], *unwrap(cls.__doc__)[1:]]
-        frames.append(
-            {
-                "number": cls.KIND,
-                "name": cls.__name__,
-                "direction": direction.replace("->", "→").lower(),
-                "meaning": notes,
-                "fields": fields(spec, structs),
-            }
-        )
+    frames = [_frame(cls, structs) for cls in wire.FRAMES]
+    among_ranks = [_frame(cls, structs) for cls in group.FRAMES]
     return {
         "version": wire.VERSION,
         "meaning": unwrap(wire.__doc__)[1:],
@@ -127,10 +128,11 @@ def wire_data() -> Data:
                 "reserved": "0",
                 "source": "the sender's incarnation",
                 "target": "the incarnation it is meant for; 0 while that is not known",
-                "floor": "from decode: its lowest grant that is not released; from prefill: 0",
+                "floor": "from decode: its lowest grant that is not released; from anybody else: 0",
             },
         ),
         "frames": frames,
+        "group": {"meaning": unwrap(group.__doc__), "frames": among_ranks},
         "structs": [{"name": name, **structs[name]} for name in structs],
     }
 
