@@ -18,6 +18,7 @@ _WORDS = {
     "kills": "a side can be killed",
     "failing_writes": "writes can be made to fail",
     "injects": "a stranger can say something",
+    "guests": "a peer that was let in can lie",
     "room_numbers": "rooms have numbers that are used again",
 }
 
@@ -29,7 +30,8 @@ class Check(NamedTuple):
     Broken if the property does not hold in it, returns whether the plan says anything about it at all. needs: traits,
     alternatives separated by "|". share: of the budget that a property has. warm: whether an ordinary room must
     have been served before the first example of a start. fits: whether a plan that was made smaller is still one of
-    those that are drawn.
+    those that are drawn. also: of a check that goes beyond the first one of its property: what it is about, in words.
+    A subject that cannot be judged by it is judged by the first one alone.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Check(NamedTuple):
     share: float = 1.0
     warm: bool = False
     fits: Callable[[Plan], bool] = lambda _: True
+    also: str = ""
 
     def lacks(self, traits: Traits) -> str | None:
         """Why the subject cannot be judged, or None."""

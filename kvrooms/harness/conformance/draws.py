@@ -15,6 +15,7 @@ _OUTERS: tuple[Outer, ...] = ("list", "None", "absent", "tuple", "mapping", "ite
 _ENTRIES: tuple[Entry, ...] = get_args(Entry)
 _CHUNK_PAGES_MAX = 3
 _SEEDS = 1 << 16
+_UNEQUAL = ((1, 0), (0, 1), (1, 2), (2, 1), (2, 0), (0, 2))
 
 INDEXED = ComponentShape("window", "when_indexed", 256, 24, 20)
 INDEXED_TOO = ComponentShape("index", "when_indexed", 128, 20, 24)
@@ -88,16 +89,19 @@ def _decode_at(traits: Traits, chunks: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def disagreeing(draw: Any, traits: Traits, shape: Shape) -> RoomPlan:
-    """A room whose callers ask for different things: pages, or the indices of a component."""
-    room: RoomPlan = draw(rooms(traits, shape))
+def disagreeing(draw: Any, traits: Traits, shape: Shape, *, ordinary: bool = True) -> RoomPlan:
+    """A room whose callers ask for different things: pages, or the indices of a component. ordinary: plainly spelled.
+
+    Where one of them has no indices and the other has some, each spelling of "none" meets each spelling of "some".
+    """
+    room: RoomPlan = draw(rooms(traits, shape, ordinary=ordinary))
     indexed = [number for number, one in enumerate(shape.state) if one.owed == "when_indexed"]
-    if indexed and draw(st.booleans()):
+    if indexed and draw(st.integers(0, 3)):
         number = draw(st.sampled_from(indexed))
-        ours = draw(st.integers(0, 2))
-        theirs = draw(st.integers(0, 2).filter(lambda count: count != ours))
+        ours, theirs = draw(st.sampled_from(_UNEQUAL))
         return room._replace(state=_with(room.state, number, ours), decode_state=_with(room.state, number, theirs))
-    pages = draw(st.integers(1, room.pages + 2).filter(lambda count: count != room.pages))
+    least = 0 if traits.zero_pages and not ordinary else 1
+    pages = draw(st.integers(least, room.pages + 2).filter(lambda count: count != room.pages))
     return room._replace(decode_pages=pages)
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from ... import __version__
 from ...protocol.registration import parse_address
 from ...transport.registry import RegistryServer
+from .own_guest import TcpGuest
 from .own_side import TRAITS, Pool, Sayings
 from .own_worker import Job, work
-from .subject import SIDES, Item, Refused, Request, Shape, Side, Status, Subject, View
+from .subject import SIDES, GuestSays, Item, Refused, Request, Shape, Side, Status, Subject, View
 
 _CALL_S = 20.0
 _END_S = 15.0
@@ -92,7 +93,7 @@ class KvroomsNixl(Subject):
 
     name = "kvrooms"
     version = __version__
-    traits = TRAITS
+    traits = TRAITS._replace(guests=frozenset({"claim", "grant"}))
 
     def __init__(self) -> None:
         self._processes: dict[Side, _Process] = {}
@@ -102,6 +103,7 @@ class KvroomsNixl(Subject):
         self._shape = Shape(0, 0, 0, 0, 0, 0)
         self._deadline_s: float | None = None
         self._strangers: list[socket.socket] = []
+        self._guest: TcpGuest | None = None
 
     def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
         """See `Subject.start`."""
@@ -122,6 +124,9 @@ class KvroomsNixl(Subject):
         """See `Subject.stop`."""
         while self._strangers:
             self._strangers.pop().close()
+        if self._guest is not None:
+            self._guest.close()
+            self._guest = None
         for process in self._processes.values():
             process.ask_to_end()
         for process in self._processes.values():
@@ -223,6 +228,12 @@ class KvroomsNixl(Subject):
         with suppress(OSError):  # it may hang up in the middle
             for part in parts:
                 stranger.sendall(part)
+
+    def guest(self, saying: GuestSays, request: Request) -> None:
+        """See `Subject.guest`."""
+        if self._guest is None:
+            self._guest = TcpGuest(self._shape, self._processes["prefill"].address)
+        self._guest.says(saying, request)
 
     def sayings(self, channel: Literal["control", "notification"]) -> Sequence[Sequence[bytes]]:
         """See `Subject.sayings`."""

@@ -39,6 +39,7 @@ TRAITS = Traits(
     prefill_spellings=ALL_SPELLINGS,
     decode_spellings=ALL_SPELLINGS,
     components=2,
+    zero_pages=True,
     attempts=True,
     aborts=frozenset(SIDES),
     deadlines=frozenset(SIDES),

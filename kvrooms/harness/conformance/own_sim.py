@@ -13,14 +13,16 @@ from ...engine.host import Assembly
 from ...engine.prefill import PrefillEngine
 from ...protocol import wire
 from ...protocol.errors import WireError
-from ...transport.ports import Arrival, Closed, Opened
+from ...transport.ports import Arrival, Closed, FrameIn, Opened
 from ..channel import SimChannel
 from ..evidence import Step
 from ..ports import SimTransport, Write
 from ..witness import Witness
 from ..world import World
+from .own_guest import NAME as GUEST
+from .own_guest import Guest, false_completion
 from .own_side import DECODE, PREFILL, TRAITS, OwnSide, Pool, Sayings, settings
-from .subject import Item, Request, Shape, Side, Status, Subject, View
+from .subject import GuestSays, Item, Request, Shape, Side, Status, Subject, View
 
 _NAMES: dict[Side, str] = {"prefill": PREFILL, "decode": DECODE}
 _STEPS_MAX = 200_000
@@ -31,10 +33,14 @@ class _Watch(Witness):
 
     def __init__(self, sides: dict[str, str]) -> None:
         self.steps: list[Step] = []
+        self.overheard: dict[tuple[int, int], wire.Metadata] = {}
+        """What decode has asked for last, by room and attempt."""
         self._sides = sides
 
     def sent(self, channel: SimChannel, connection: int, frame: bytes) -> None:
         """See `Witness.sent`."""
+        if channel.name == DECODE and isinstance(body := wire.decode(frame).body, wire.Metadata):
+            self.overheard[body.room, body.attempt] = body
         far = channel.far(connection)
         self._add(channel.name, "message", f"sends {_words(frame)}", "" if far is None else far.name)
 
@@ -70,6 +76,40 @@ def _words(frame: bytes) -> str:
         return f"{len(frame)} bytes"
 
 
+class _SimGuest:
+    """A guest's agent and connection in the world."""
+
+    def __init__(self, world: World, shape: Shape, address: str) -> None:
+        self._pool = Pool(shape, "decode", lambda size: np.zeros(size, np.uint8))
+        memory = self._pool.memory()
+        ports = world.assemble(GUEST, memory).ports
+        assert isinstance(ports.channel, SimChannel)
+        self.words = Guest(memory, ports.incarnation, ports.transport.metadata())
+        self.agent = ports.transport.agent
+        self._world, self._channel, self._address = world, ports.channel, address
+
+    def says(self, frames: Callable[[], Sequence[bytes]]) -> None:
+        """Say it, after a handshake if it is not connected (any more)."""
+        connections = self._channel.connections
+        if not connections:
+            connection = self._channel.dial(self._address)
+            self._world.run(lambda: bool(self._channel.connections))
+            connections = [connection]
+            self._channel.send(connection, self.words.hello())
+            self._channel.flush()
+            self._world.run(self._welcomed)
+        for frame in frames():
+            self._channel.send(connections[0], frame)
+        self._channel.flush()
+
+    def _welcomed(self) -> bool:
+        for event in self._channel.poll():
+            if isinstance(event, FrameIn) and isinstance((heard := wire.decode(event.frame)).body, wire.Welcome):
+                self.words.prefill = heard.source
+                return True
+        return False
+
+
 class KvroomsSim(Subject):
     """`kvrooms conformance kvrooms-sim`."""
 
@@ -80,6 +120,7 @@ class KvroomsSim(Subject):
         held_writes=True,
         failing_writes=True,
         injects=frozenset({"control", "notification"}),
+        guests=frozenset({"claim", "grant", "notification"}),
         simulated=True,
     )
 
@@ -90,11 +131,12 @@ class KvroomsSim(Subject):
         self._parts: dict[Side, Assembly] = {}
         self._lost: set[Side] = set()
         self._strangers: list[SimChannel] = []
+        self._guest: _SimGuest | None = None
         self._watch = _Watch({})
 
     def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
         """See `Subject.start`."""
-        self._world, self._lost, self._strangers = World(seed), set(), []
+        self._world, self._lost, self._strangers, self._guest = World(seed), set(), [], None
         self._world.witness = self._watch = _Watch({name: side for side, name in _NAMES.items()})
         self._shape, self._settings = shape, settings(deadline_s)
         for side in _NAMES:
@@ -217,9 +259,7 @@ class KvroomsSim(Subject):
     def inject(self, side: Side, channel: Literal["control", "notification"], parts: Sequence[bytes]) -> None:
         """See `Subject.inject`. A message of the world is a frame: each part is one."""
         if channel == "notification":
-            transport = self._parts[side].ports.transport
-            arrival = Arrival("stranger", parts[0])
-            self._world.later(transport, lambda: transport._arrive(arrival))  # type: ignore[attr-defined]  # noqa: SLF001
+            self._tell(side, Arrival("stranger", parts[0]))
         elif address := self._parts[side].address:
             self._visit(address, parts)
 
@@ -237,6 +277,22 @@ class KvroomsSim(Subject):
         for part in parts:
             stranger.send(connection, part if len(part) >= wire.PREFIX_LENGTH else bytes(wire.PREFIX_LENGTH) + part)
         stranger.flush()
+
+    def guest(self, saying: GuestSays, request: Request) -> None:
+        """See `Subject.guest`. It has overheard what it needs for a completion: all but the name of prefill's agent."""
+        if self._guest is None:
+            self._guest = _SimGuest(self._world, self._shape, self._parts["prefill"].address)
+        guest, words = self._guest, self._guest.words
+        if saying == "claim":
+            guest.says(lambda: [words.claim(request)])
+        elif saying == "grant":
+            guest.says(lambda: words.meddle(self._parts["decode"].ports.incarnation))
+        elif (body := self._watch.overheard.get((request.number, request.attempt))) is not None:
+            self._tell("decode", Arrival(guest.agent, false_completion(body)))
+
+    def _tell(self, side: Side, arrival: Arrival) -> None:
+        transport = self._parts[side].ports.transport
+        self._world.later(transport, lambda: transport._arrive(arrival))  # type: ignore[attr-defined]  # noqa: SLF001
 
     def sayings(self, channel: Literal["control", "notification"]) -> Sequence[Sequence[bytes]]:
         """See `Subject.sayings`."""

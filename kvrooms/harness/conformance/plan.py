@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 from .spelling import PLAIN, Form
-from .subject import SIDES, Side
+from .subject import SIDES, GuestSays, Side
 
 Breach: TypeAlias = Literal["abort", "close", "kill", "fail"]
 Verb: TypeAlias = Literal["open", "send", "abort", "close", "kill", "fail", "rest"]
@@ -98,7 +98,8 @@ class Plan(NamedTuple):
     that have calls left; where it ends, the first). rests: for how many moments both sides may run after each step.
 
     held: writes are held back until all calls are made. noise: what strangers say, as (channel, parts), one between
-    each two steps. deadline: rooms end by their deadlines in this example. lost: whose control messages are lost.
+    each two steps. guests: what a peer that was let in says of the first room, and after how many of its calls.
+    deadline: rooms end by their deadlines in this example. lost: whose control messages are lost.
     attempt: a number that is used again is used with its next attempt. seed: of the subject, if it draws anything.
     """
 
@@ -107,6 +108,7 @@ class Plan(NamedTuple):
     rests: tuple[int, ...] = ()
     held: bool = False
     noise: tuple[tuple[Literal["control", "notification"], Side, tuple[bytes, ...]], ...] = ()
+    guests: tuple[tuple[GuestSays, int], ...] = ()
     deadline: bool = False
     lost: Side | None = None
     attempt: bool = False
@@ -120,5 +122,5 @@ class Plan(NamedTuple):
             size += len(room.chunks) + room.pages + sum(room.state) + room.decode_at + _cut_size(room)
             for form in (room.prefill_form, room.decode_form):
                 size += len(form.entries) + (form.outer != "list") + sum(entry != "list" for entry in form.entries)
-        size += sum(sum(map(len, parts)) for _, _, parts in self.noise) // 8
+        size += sum(sum(map(len, parts)) for _, _, parts in self.noise) // 8 + sum(3 + at for _, at in self.guests)
         return size + self.held + self.deadline + (self.lost is not None) + (self.seed > 0)

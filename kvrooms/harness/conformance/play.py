@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .plan import Act, Plan, RoomPlan
 from .stage import Broken, Live, Stage
-from .subject import Side, Unsupported
+from .subject import GuestSays, Request, Side, Unsupported
 
 
 def play(stage: Stage, plan: Plan, *, rooms: tuple[RoomPlan, ...] | None = None, barrier: bool = False) -> list[Live]:
@@ -48,6 +48,23 @@ def say(stage: Stage, plan: Plan, index: int) -> None:
     shown = ", ".join(repr(part[:40]) for part in parts)
     stage.note("stranger", "message", f"{channel}: {shown}", to=side)
     stage.subject.inject(side, channel, parts)
+
+
+GUEST_WORDS: dict[GuestSays, str] = {
+    "claim": "asks prefill for the room, with memory of its own",
+    "grant": "says to prefill that what decode has asked for is given up",
+    "notification": "says to decode that everything has arrived",
+}
+
+
+def lie(stage: Stage, live: Live, saying: GuestSays) -> None:
+    """A peer that was let in says something of a room that is not its own."""
+    given = live.given["decode"]
+    stage.note(
+        "guest", "message", f"{GUEST_WORDS[saying]} ({live})", to="decode" if saying == "notification" else "prefill"
+    )
+    state = [list(some) for some in given.state]
+    stage.subject.guest(saying, Request(live.number, live.attempt, given.pages, given.aux, state))
 
 
 def perform(stage: Stage, live: Live, act: Act, *, insist: bool = False) -> None:

@@ -31,13 +31,18 @@ def smaller(plan: Plan, traits: Traits) -> Iterator[Plan]:
 
 
 def _quieter(plan: Plan) -> Iterator[Plan]:
-    """Strangers say less."""
+    """Strangers, and guests, say less."""
+    for index, (saying, at) in enumerate(plan.guests):
+        rest = plan.guests[:index], plan.guests[index + 1 :]
+        yield plan._replace(guests=(*rest[0], *rest[1]))
+        if at:
+            yield plan._replace(guests=(*rest[0], (saying, at - 1), *rest[1]))
     noise = plan.noise
     for index, (channel, side, parts) in enumerate(noise):
-        rest = noise[:index], noise[index + 1 :]
-        yield plan._replace(noise=(*rest[0], *rest[1]))
+        before, after = noise[:index], noise[index + 1 :]
+        yield plan._replace(noise=(*before, *after))
         for shorter in ((b"",), parts[:1], *((part,) for part in parts), (parts[0][: len(parts[0]) // 2], *parts[1:])):
-            yield plan._replace(noise=(*rest[0], (channel, side, shorter), *rest[1]))
+            yield plan._replace(noise=(*before, (channel, side, shorter), *after))
 
 
 def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:

@@ -57,10 +57,14 @@ def markdown_of(subject: Subject, outcomes: Sequence[Outcome], command: str) -> 
 def _remark(outcome: Outcome) -> str:
     """What there is to say of a verdict in one line."""
     if outcome.counterexample is None:
-        return outcome.reason
+        return "; ".join(filter(None, (outcome.reason, _not_offered(outcome))))
     said = outcome.counterexample.input
     shown = ", ".join(f"{name} `{said[name]}`" for name in _SHOWN if name in said)
     return f"{outcome.reason} ({shown})" if shown else outcome.reason
+
+
+def _not_offered(outcome: Outcome) -> str:
+    return f"not offered: {', '.join(outcome.not_offered)}" if outcome.not_offered else ""
 
 
 def _cell(text: str) -> str:
@@ -84,5 +88,6 @@ def _section(counterexample: Counterexample) -> list[str]:
 
 def line_of(outcome: Outcome) -> str:
     """One verdict as a line of progress."""
-    remark = f"  {outcome.reason}" if outcome.reason else ""
+    said = "; ".join(filter(None, (outcome.reason, _not_offered(outcome))))
+    remark = f"  {said}" if said else ""
     return f"{outcome.id:<5}  {MARK[outcome.ok]:<7}  {outcome.examples:>4} examples  {outcome.seconds:>5.1f} s{remark}"

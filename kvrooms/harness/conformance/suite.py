@@ -16,22 +16,25 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import HypothesisException, HypothesisWarning
 
-from ..evidence import PROPERTY_IDS, Counterexample, Step
+from ..evidence import PROPERTY_IDS, Counterexample
 from .check import Check
+from .checks_guests import FURTHER as GUESTS
 from .checks_live import CHECKS as LIVE
 from .checks_safe import CHECKS as SAFE
 from .checks_safe import more_held
+from .inputs import Found, found_in
 from .plan import Plan, RoomPlan
 from .play import must_end, play
 from .reduce import smaller
-from .spelling import fitted, spelled
-from .stage import Broken, Live, Stage
+from .stage import Broken, Stage
 from .subject import SIDES, Shape, Subject, Unsupported
 
 _EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
 _SHRINK_SHARE = 3
 _CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
+FURTHER: tuple[Check, ...] = (*GUESTS,)
+"""Checks that go beyond the first one of a property, of what a subject need not have."""
 
 
 class Effort(NamedTuple):
@@ -49,7 +52,10 @@ class Effort(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was found out about one property. ok None: unknown, and `reason` says why; that is no pass."""
+    """What was found out about one property. ok None: unknown, and `reason` says why; that is no pass.
+
+    not_offered: what the property was not put to, because the subject does not have it; it is not judged by that.
+    """
 
     id: str
     ok: bool | None
@@ -57,16 +63,7 @@ class Outcome(NamedTuple):
     reason: str = ""
     counterexample: Counterexample | None = None
     seconds: float = 0.0
-
-
-class Found(NamedTuple):
-    """A broken example: what was played, in which shape, what was seen."""
-
-    plan: Plan
-    shape: Shape
-    summary: str
-    input: dict[str, str]
-    timeline: tuple[Step, ...]
+    not_offered: tuple[str, ...] = ()
 
 
 class Session:
@@ -84,7 +81,7 @@ class Session:
         try:
             said = check.run(stage, plan)
         except Broken as broken:
-            found = _found(stage, plan, broken)
+            found = found_in(stage, plan, broken)
             self.stop()
             return found
         except BaseException:
@@ -152,53 +149,6 @@ def _warm(stage: Stage) -> None:
     stage.warm = True
     if traits.counts:
         stage.count()
-
-
-def _found(stage: Stage, plan: Plan, broken: Broken) -> Found:
-    live = broken.room or (stage.rooms[-1] if stage.rooms else None)
-    try:
-        timeline = stage.timeline(live, broken.summary)
-    except Exception as error:  # noqa: BLE001 - a subject that is broken may not be able to say so
-        timeline = (*stage.steps, Step(0.0, "suite", "state", f"{broken.summary} (then: {error!r})"))
-    return Found(plan, stage.shape, broken.summary, said(stage, plan, live), timeline)
-
-
-def said(stage: Stage, plan: Plan, live: Live | None) -> dict[str, str]:
-    """What was put in, by name, as text: the room that shows it, and what else there was."""
-    found: dict[str, str] = {}
-    if live is not None:
-        found = _said_of(stage, live)
-    others = [other for other in stage.rooms if other is not live]
-    for number, other in enumerate(others, start=1):
-        found[f"other_room_{number}"] = ", ".join(f"{key} {value}" for key, value in _said_of(stage, other).items())
-    components = [f"{one.name} ({one.owed})" for one in stage.shape.state]
-    found["state_components"] = ", ".join(components) or "none"
-    if plan.held:
-        found["writes"] = "held back until all calls were made"
-    if plan.lost is not None:
-        found["lost"] = f"what {plan.lost} says on the control channel"
-    for number, (channel, side, parts) in enumerate(plan.noise, start=1):
-        found[f"stranger_{number}"] = f"to {side}, {channel}: {list(parts)!r}"
-    if plan.seed:
-        found["seed"] = str(plan.seed)
-    return found
-
-
-def _said_of(stage: Stage, live: Live) -> dict[str, str]:
-    plan = live.plan
-    ours, theirs = live.given["prefill"].state, live.given["decode"].state
-    found = {
-        "prefill_state_indices": spelled(fitted(plan.prefill_form, ours), ours, stage.names),
-        "decode_state_indices": spelled(fitted(plan.decode_form, theirs), theirs, stage.names),
-        "prefill_pages": str(list(live.given["prefill"].pages)),
-        "decode_pages": str(list(live.given["decode"].pages)),
-        "chunks": str(list(plan.chunks)),
-        "calls": ", ".join(f"{act.side} {act.verb}" + (f" {act.index}" if act.verb == "send" else "")
-                           for act in plan.acts()),
-    }  # fmt: skip
-    if live.attempt:
-        found["attempt"] = str(live.attempt)
-    return found
 
 
 class _Search:
@@ -292,8 +242,20 @@ def _line(said: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
-def judge(session: Session, check: Check) -> Outcome:
-    """Search for a counterexample of one property."""
+def judge(session: Session, property_id: str) -> Outcome:
+    """Search for a counterexample of one property: in what every subject has, then in what this one offers beyond."""
+    outcome, traits = _judge(session, CHECKS[property_id]), session.subject.traits
+    further = [check for check in FURTHER if check.id == property_id]
+    missing = tuple(check.also for check in further if check.lacks(traits) is not None)
+    for check in further:
+        if outcome.ok and check.also not in missing:
+            more = _judge(session, check)
+            examples, seconds = outcome.examples + more.examples, outcome.seconds + more.seconds
+            outcome = more._replace(examples=examples, seconds=seconds)
+    return outcome._replace(not_offered=missing)
+
+
+def _judge(session: Session, check: Check) -> Outcome:
     started, effort, traits = time.monotonic(), session.effort, session.subject.traits
     lacking = check.lacks(traits)
     if lacking is not None:
@@ -358,7 +320,7 @@ def run(
     outcomes: dict[str, Outcome] = {}
     for property_id in ("SMOKE", *PROPERTY_IDS):
         if property_id in wanted and property_id not in outcomes:
-            outcomes[property_id] = judge(Session(subject, effort), CHECKS[property_id])
+            outcomes[property_id] = judge(Session(subject, effort), property_id)
             progress(outcomes[property_id])
     return [outcomes[one] for one in PROPERTY_IDS if one in outcomes]
 
