@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvrooms import Status
+from kvrooms.engine.core import Ports
 from kvrooms.engine.decode import DecodeEngine
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.mutants.probes_ranks import STAGES
@@ -100,6 +101,38 @@ def test_the_failure_names_the_rank_that_is_lost_and_the_others_are_told() -> No
     ranks.world.writes_held = False
     ranks.world.settle()
     assert all_free(ranks)
+
+
+class OneName(Ranks):
+    """As in a deployment: all ranks of an instance have its name."""
+
+    def meddle(self, member: Member, ports: Ports) -> None:
+        if member.key[0] == "prefill":
+            ports.name = f"prefill-{member.key[1]}"
+
+
+@pytest.mark.parametrize("words", [["prefill-0 rank 2", "prefill-0 rank 3"], ["prefill-0"]])
+def test_the_orchestrators_word_is_about_one_rank_or_about_all(words: list[str]) -> None:
+    ranks = OneName(shape(HEADS, FOUR, ONE, prompts=(5, 4)))
+    held(ranks, 0)
+    room = ranks.decodes[0].rooms[0]
+    for runner in ranks.world._runners:
+        if runner.transport in (ranks.prefills[0, 2].transport, ranks.prefills[0, 3].transport):
+            runner.core.name = "stands still"
+    ranks.world.stall("stands still")
+    pass_time(ranks, 30.0)
+    assert room.failure.reason is Reason.PEER_LOST
+    assert room.failure.detail.startswith("prefill-0 rank ")
+    for write in ranks.world.writes:
+        if write.source in (ranks.prefills[0, 0].transport, ranks.prefills[0, 1].transport):
+            ranks.world.finish(write)
+    ranks.world.settle()
+    assert ranks.decodes[0].engine.tables()["grants"] == 2
+    for word in words:
+        assert not room.memory_free
+        ranks.decodes[0].engine.peer_fenced(word)
+        ranks.world.settle()
+    assert room.memory_free
 
 
 # -- one is late -------------------------------------------------------------------------------------------------------

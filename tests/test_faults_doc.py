@@ -47,3 +47,18 @@ def test_the_tests_by_number_are_all_listed():
         assert "pytest.mark.nixl" in text
         for name in re.findall(r"def (test_case_\w+)\(", text):
             assert f"`{name}`" in DOCUMENT, name
+
+
+def test_the_kinds_that_take_several_ranks_have_a_test_in_the_simulated_world_and_one_on_real_nixl():
+    simulated = (ROOT / "tests" / "test_engine_ranks.py").read_text(encoding="utf-8")
+    real = (ROOT / "tests" / "test_faults_ranks.py").read_text(encoding="utf-8")
+    assert "pytest.mark.nixl" in real
+    section = DOCUMENT.partition("## Rooms between several ranks")[2]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 5
+    for _, kind, _, low, high, _ in rows:
+        names = [re.findall(r"`(test_\w+)`", cell) for cell in (low, high)]
+        assert all(names), kind
+        assert all(f"def {name}(" in simulated for name in names[0]), kind
+    for name in re.findall(r"def (test_on_nixl_\w+)\(", real):
+        assert f"`{name}`" in section, name

@@ -174,6 +174,7 @@ class DecodeEngine(Engine):
     def peer_fenced(self, engine: str) -> None:
         """The orchestrator's word that processes named `engine` are fenced: their writes can land no more.
 
+        Of an instance of several ranks "prefill rank 2" is one of them, "prefill" all.
         Their quarantined ranges are free; of one that was connected, once it has been silent for `heartbeat_timeout_s`.
         If it is heard of after this word it is another process, or was not fenced, and the word counts for nothing. To
         say this of a process that lives and cannot be heard corrupts memory.

@@ -183,7 +183,7 @@ class DecodeCore(DecodeArrivals):
         name = record.target.instance or record.target.bootstrap
         if grant is None or grant.peer is None:
             return name
-        return f"{grant.peer.engine} rank {grant.target.rank}" if len(record.grants) > 1 else grant.peer.engine
+        return grant.peer.name
 
     # -- leases --------------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class DecodeCore(DecodeArrivals):
     def held(self) -> list[Held]:
         """See `EngineCore.held`: the grants in quarantine."""
         return [
-            Held(held_bytes(self.layout, grant), grant.quarantined_at, peer.engine)
+            Held(held_bytes(self.layout, grant), grant.quarantined_at, peer.name)
             for peer in list(self._peers.values())
             for grant in list(peer.grants.values())
             if grant.lease is Lease.QUARANTINED

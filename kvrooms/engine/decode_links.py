@@ -143,13 +143,14 @@ class DecodeLinks(DecodeSources):
     def _welcomed(self, link: DecodeLink, incarnation: int, engine: str, agent: str) -> None:
         peer = self._peers.get(incarnation)
         if peer is None:
-            peer = self._peers[incarnation] = Peer(incarnation, engine, agent, self._first_grant)
+            peer = Peer(incarnation, engine, agent, self._first_grant, link.number)
+            self._peers[incarnation] = peer
         before, link.peer = link.peer, peer
         if before is not None and before is not peer:
             self._retire(before)
         peer.link = link
         self._timers.disarm(peer, Alarm.FENCE)
-        link.incarnation, link.engine = incarnation, engine
+        link.incarnation, link.engine = incarnation, peer.name
         link.backoff_s = REDIAL_FIRST_S
         self._established(link)
         for grant in list(peer.grants.values()):
@@ -181,7 +182,7 @@ class DecodeLinks(DecodeSources):
         peer = link.peer
         if peer is not None and was_up and peer.link is link:
             peer.link = None
-            failure = Failure(Reason.PEER_LOST, f"{peer.engine}: {event.cause.value}")
+            failure = Failure(Reason.PEER_LOST, f"{peer.name}: {event.cause.value}")
             proof = self._proof(link, peer, event.cause)
             for grant in list(peer.grants.values()):
                 self._fail(grant.record, On.PEER_LOST, failure)
@@ -208,7 +209,7 @@ class DecodeLinks(DecodeSources):
     def fence(self, engine: str) -> None:
         """The orchestrator says that writers named `engine` were fenced. See `_proof` for one that is connected."""
         for peer in list(self._peers.values()):
-            if peer.engine == engine:
+            if engine in (peer.name, peer.engine):
                 peer.fenced_at = self.now
                 self._fenced(peer)
 
@@ -216,7 +217,7 @@ class DecodeLinks(DecodeSources):
         """A peer that is said to be fenced, and is not connected, writes no more."""
         if peer.link is not None:
             return
-        failure = Failure(Reason.PEER_LOST, f"{peer.engine} was fenced")
+        failure = Failure(Reason.PEER_LOST, f"{peer.name} was fenced")
         for grant in list(peer.grants.values()):
             self._fail(grant.record, On.PEER_LOST, failure)
             self._lease(grant, LeaseEvent.FENCED)
@@ -227,7 +228,7 @@ class DecodeLinks(DecodeSources):
         peer = link.peer
         if peer is None or peer.link is not link:
             return
-        failure = Failure(Reason.PEER_LOST, f"{peer.engine} said goodbye", "peer")
+        failure = Failure(Reason.PEER_LOST, f"{peer.name} said goodbye", "peer")
         for grant in list(peer.grants.values()):
             self._fail(grant.record, On.PEER_LOST, failure)
             if grant.number not in undrained:

@@ -108,11 +108,15 @@ class Destination(NamedTuple):
 
 
 class Peer:
-    """One incarnation of a prefill engine: the grants that it may still write to."""
+    """One incarnation of a prefill engine: the grants that it may still write to.
 
-    def __init__(self, incarnation: int, engine: str, agent: str, first_grant: int) -> None:
+    rank: of an instance whose ranks have one name together; None: it has a name of its own. name: what tells it apart.
+    """
+
+    def __init__(self, incarnation: int, engine: str, agent: str, first_grant: int, rank: int | None = None) -> None:
         self.incarnation = incarnation
         self.engine = engine
+        self.name = engine if rank is None else f"{engine} rank {rank}"
         self.agent = agent
         self.link: DecodeLink | None = None
         self.grants: dict[int, Grant] = {}
@@ -145,6 +149,12 @@ class DecodeLink(Link):
         self.found: Registration | None = None
         self.share: Share | None = None
         self.landing: PairTable | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The rank of the engine at its other end, where that tells it from others of its name."""
+        several = any(len(source.ranks) > 1 for source in self.sources)
+        return self.target.rank if several or self.target.rank else None
 
 
 class Grant:
