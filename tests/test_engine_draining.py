@@ -60,6 +60,16 @@ def test_without_any_time_everything_is_aborted_and_the_memory_is_told() -> None
     bench.until_free(receiver, sender)
 
 
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+def test_those_that_had_to_be_aborted_are_told_oldest_first(side: str) -> None:
+    bench = Bench(2)
+    for number in (5, 3, 8, 1, 7, 2):
+        plan = bench.plan(1)
+        bench.receive(plan, number) if side == "decode" else bench.offer(plan, number)
+    said = getattr(bench, side).drain(0.0)
+    assert [int(one.split("room ")[1].split()[0]) for one in said.aborted] == [5, 3, 8, 1, 7, 2]
+
+
 def refuses_check() -> None:
     """A grant that waits for a room, and one that comes later, are refused without a timer."""
     bench = Bench(3)

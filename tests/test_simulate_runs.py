@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from mutants import Mutant, named
 
-from kvrooms.engine import decode_links
+from kvrooms.engine import account, decode_links
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.grants import GrantBook
 from kvrooms.engine.handle import Room
+from kvrooms.engine.holds import DecodeHolds
+from kvrooms.engine.host import Engine
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.harness.evidence import PROPERTY_IDS, SMOKE
@@ -23,9 +25,10 @@ from kvrooms.transport.ports import CloseCause
 
 SEEDS = range(90)
 FAULTS = {
-    "connection cut", "connection jammed", "delay", "engine closed", "engine its clock jumps", "engine killed",
-    "engine stalled", "forged notification", "frame corrupted", "frame late", "frame lost", "frame repeated",
-    "frame truncated", "post failed", "stranger's frame", "write failed", "write slow", "write stuck",
+    "connection cut", "connection jammed", "delay", "engine closed", "engine drained", "engine its clock jumps",
+    "engine killed", "engine stalled", "forged notification", "frame corrupted", "frame late", "frame lost",
+    "frame repeated", "frame truncated", "namesake fenced", "post failed", "room refused", "stranger's frame",
+    "write damaged", "write failed", "write slow", "write stuck",
 }  # fmt: skip
 
 
@@ -43,7 +46,16 @@ def test_every_run_holds_and_every_property_has_examples() -> None:
     assert {name for name, n in seen.items() if n} == set(PROPERTY_IDS) - {SMOKE}
     assert injected == FAULTS
     for side in ("decode", "prefill"):
-        for reason in ("DONE", "aborted", "mismatch", "peer_lost", "peer_aborted", "deadline_bootstrap", "shutdown"):
+        for reason in (
+            "DONE",
+            "aborted",
+            "mismatch",
+            "peer_lost",
+            "peer_aborted",
+            "deadline_bootstrap",
+            "shutdown",
+            "corrupted",
+        ):
             assert f"{side} {reason}" in outcomes
 
 
@@ -96,7 +108,7 @@ def test_runs_are_the_same_in_workers_and_add_up() -> None:
 
 
 def test_each_use_of_a_timer_names_what_it_closed() -> None:
-    timers = simulate(rooms=900, workers=0).timers
+    timers = simulate(rooms=1800, workers=0).timers
     assert any(name.startswith("decode deadline_bootstrap: the answer to METADATA") for name in timers)
     assert any(name.startswith("prefill deadline_bootstrap: a METADATA") for name in timers)
     assert any("deadline_waiting: " in name and "aux" in name for name in timers)
@@ -104,7 +116,7 @@ def test_each_use_of_a_timer_names_what_it_closed() -> None:
 
 
 def test_every_kind_of_mischief_is_drawn() -> None:
-    assert {"stall", "cut", "jam", "jump", "kill prefill", "close decode"} <= set(MISCHIEF)
+    assert {"stall", "cut", "jam", "jump", "fence", "kill prefill", "close decode", "drain prefill"} <= set(MISCHIEF)
 
 
 # -- what the judge is worth -------------------------------------------------------------------------------------------
@@ -127,6 +139,14 @@ PLANTED = {
     Mutant(Room, "failure_exception", "self.close()", "pass"): {"C2"},
     Mutant(Room, "failure_exception", "raise RoomClosed(", "raise RuntimeError("): {"C2", "L4", "S5"},
     Mutant(DecodeCore, "_deadline", "self._fail(record, On.DEADLINE,", "(None and"): {"L1"},
+    Mutant(DecodeHolds, "_renew", "self.settings.hold_renew_s", "1e6"): {"L2", "L3"},
+    Mutant(decode_links.DecodeLinks, "_fenced", "if peer.link is not None:", "if False:"): {"S3", "L4"},
+    Mutant(account, "met", "_without(whole.kv, missing.kv)", "whole.kv"): {"S1"},
+    Mutant(Room, "memory_status", "if self.memory_free:", "if self._status.terminal:"): {"S3"},
+    Mutant(DecodeCore, "_intact", "if digest == (self._digester.of(kind, place, items),):", "if digest:"): {"S1"},
+    Mutant(Engine, "drain", "held = sum(", "held = 0 * sum("): {"S3"},
+    Mutant(DecodeCore, "_send_abort", "failure.reason.mirrored if", "failure.reason if"): {"C2"},
+    Mutant(Engine, "room_forgotten", "self._open_rooms.pop(room, None)", "pass"): {"L4", "C1", "S3"},
 }
 
 

@@ -168,7 +168,7 @@ class DecodeEngine(Engine):
             except InvalidArgument:
                 self._claims.drop_key(key)
                 raise
-            self._open_rooms.add(handle)
+            self._open_rooms[handle] = None
             handle.claimed = items
 
     def peer_fenced(self, engine: str) -> None:

@@ -80,7 +80,10 @@ class Assembly(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """How a drain went: rooms DONE and FAILED, those that had to be aborted, how many whose memory is not free."""
+    """How a drain went: rooms DONE and FAILED, those that had to be aborted, how many whose memory is not free.
+
+    aborted: oldest first.
+    """
 
     done: int
     failed: int
@@ -110,7 +113,7 @@ class Engine:
         self.pid = os.getpid()
         self._assembly = assembly
         self._claims = Claims(memory.layout, memory.regions)
-        self._open_rooms: set[Room] = set()
+        self._open_rooms: dict[Room, None] = {}
         self._undecided: dict[RoomKey, Room] = {}
         self.group = group
         self._closed = False
@@ -236,7 +239,7 @@ class Engine:
         """See `Desk.room_forgotten`."""
         with self.lock:
             self._give_key_back(room)
-            self._open_rooms.discard(room)
+            self._open_rooms.pop(room, None)
 
     def _give_key_back(self, room: Room) -> None:
         """Let the room's key be used again, once: a second time it may be another room's. The lock is held.

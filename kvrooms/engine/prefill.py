@@ -181,7 +181,7 @@ class PrefillEngine(Engine):
         with self.lock:
             self._check_room()
             self._claims.take_key(key)
-            self._open_rooms.add(handle)
+            self._open_rooms[handle] = None
             self._submit(cast(PrefillCore, self._core).open, record, declaration)  # before whatever refuses rooms
             self._enter(handle)
         return handle

@@ -140,15 +140,19 @@ class SimChannel:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def close(self, connection: int) -> None:
-        """See `ControlChannel.close`. What is handed over with it arrives with it, whatever may happen to frames."""
+        """See `ControlChannel.close`. What is handed over with it arrives with it, whatever may happen to frames.
+
+        Closing it again ends nothing sooner: it would be an end that comes before those last frames.
+        """
         last = [frame for at, frame in self._queued if at == connection]
         self._queued = [(at, frame) for at, frame in self._queued if at != connection]
         for frame in last:
             self._world.witness.sent(self, connection, frame)
         self._world.witness.left(self, connection)
+        if connection not in self._leaving:
+            self._world.later((self, connection), lambda: self._leave(connection, last))
         if connection in self._far:
             self._leaving.add(connection)
-        self._world.later((self, connection), lambda: self._leave(connection, last))
         self._event(Closed(connection, CloseCause.LOCAL, ""))
 
     def _leave(self, connection: int, last: list[bytes]) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ...protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
+from ...protocol.errors import EngineClosed, InvalidArgument, Overloaded, RoomClosed, RoomFailed
 from ...protocol.status import Status
+from . import told
 from .judge import Judge
 from .lives import Caller, End, Key, Life, Trouble
 from .memory import Items, Plan, Shape
-from .swarm import Swarm
+from .swarm import WAITING_S, Swarm
 
 Sends = deque[dict[str, Any]]
+QUEUES_S = (0.0, 7.0, 1.5 * WAITING_S)
+"""For how long a room that is held may queue on decode: not at all, beyond a renewal, longer than prefill waits."""
 
 
 def make_life(serial: int, key: Key, plan: Plan, judge: Judge, where: tuple[int, int]) -> Life:
@@ -47,6 +50,8 @@ def make_life(serial: int, key: Key, plan: Plan, judge: Judge, where: tuple[int,
     receiver.intends.extend(("open", "close"))
     sender.intends.extend(("open", *["send"] * len(life.sends), "close"))
     _habits(draw, swarm, life)
+    if receiver.intends and draw.random() < swarm.callers["hold"]:
+        receiver.intends.extendleft(("release", "hold") if draw.random() < 0.3 else ("hold",))
     return life
 
 
@@ -132,19 +137,21 @@ def lent(life: Life, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Callers:
-    """Does what callers intend, and looks at what they get for it."""
+    """Does what callers intend, and looks at what they get for it. scarce: rooms have to queue for memory."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.world = judge.world
+        self.scarce = True
 
-    @staticmethod
-    def may(caller: Caller) -> bool:
+    def may(self, caller: Caller) -> bool:
         """Whether the next thing that a caller intends can be done now."""
-        if caller.gone or not caller.intends:
+        if caller.gone or not caller.intends or (self.scarce and caller.queues_until > self.world.now):
             return False
         act = caller.intends[0]
-        return act == "open" or (caller.room is not None and (act != "close" or caller.end is not None))
+        return act in ("open", "hold", "release") or (
+            caller.room is not None and (act != "close" or caller.end is not None)
+        )
 
     def act(self, life: Life, caller: Caller) -> None:
         """Do the next thing."""
@@ -153,6 +160,10 @@ class Callers:
         match what:
             case "open":
                 self._open(life, caller)
+            case "hold":
+                self._hold(life, caller)
+            case "release":
+                self._release(life, caller)
             case "open again":
                 self._open_again(life, caller)
             case "send":
@@ -174,8 +185,40 @@ class Callers:
             )
             caller.intends.clear()
             return
+        except Overloaded as error:
+            self._overloaded(life, caller, error)
+            return
+        if caller is life.receiver:
+            told.hold(self.judge, life)
+            life.hold = None
         self.judge.enter(life, caller)
         life.touched_by_callers(self.world.now)
+
+    def _overloaded(self, life: Life, caller: Caller, error: Overloaded) -> None:
+        """There are as many rooms as there may be, of those that are not closed, or not forgotten yet: it gives up."""
+        rooms = len(self.judge.rooms_of(caller.side))
+        if rooms < self.judge.settings.rooms_max:
+            self.judge.accuse("L4", f"{life} is refused, and there are {rooms} rooms: {error}", life)
+        self.judge.injected["room refused"] += 1
+        caller.intends.clear()
+        if caller is life.receiver:
+            self._release(life, caller)
+
+    def _hold(self, life: Life, caller: Caller) -> None:
+        """Ask prefill to keep the room: decode has no memory for it yet."""
+        where = {name: caller.arguments[name] for name in ("bootstrap", "instance")}
+        try:
+            life.hold = caller.side.engine.hold(life.key[0], attempt=life.key[1], **where)
+        except Overloaded:
+            return
+        life.held_at = self.world.now
+        caller.queues_until = self.world.now + self.world.random.choice(QUEUES_S)
+
+    def _release(self, life: Life, caller: Caller) -> None:
+        if life.hold is not None:
+            told.hold(self.judge, life)
+            caller.side.engine.release(life.hold)
+            life.hold = None
 
     def _open_again(self, life: Life, caller: Caller) -> None:
         if caller.closed:
@@ -184,7 +227,7 @@ class Callers:
             caller.side.engine.open(
                 life.key[0], attempt=life.key[1], **({} if caller is life.sender else {"bootstrap": "x"})
             )
-        except InvalidArgument:
+        except (InvalidArgument, Overloaded):
             return
         self.judge.accuse("S4", f"{life} is open, and could be opened again", life)
 
@@ -237,6 +280,7 @@ class Callers:
             self.judge.examples["L1"] += 1
             if caller.end is None:
                 self.judge.accuse("L1", f"an abort does not end {who(life, caller)} of {life}", life)
+        told.memory(self.judge, life, caller)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +306,7 @@ class Callers:
             self.judge.examples["S2"] += 1
             if now != caller.end:
                 self.judge.accuse("S2", f"{who(life, caller)} of {life} had ended as {caller.end} and is {now}", life)
+            told.memory(self.judge, life, caller)
 
     def _surface(self, life: Life, caller: Caller) -> None:
         room, end = caller.room, caller.end

@@ -15,6 +15,8 @@ from .swarm import draw_swarm
 
 OPEN_MAX = 10
 ACTS_MAX = 4000
+_PATIENCE_S = 1e6
+_HEARD_STEPS = 2000
 
 
 class Day:
@@ -30,6 +32,8 @@ class Day:
         self.serials = 0
         self.past: list[Life] = []
         self.dead: set[str] = set()
+        self.killed: set[str] = set()
+        self.closed: set[str] = set()
         self.stalled: set[str] = set()
         self.strangers = [Stranger(self.judge)] if self.swarm.strangers else []
 
@@ -73,7 +77,8 @@ class Day:
         if self.world.busy:
             self.judge.steps(10)
             return True
-        return bool(self.swarm.pace or self.stalled) and self.judge.steps(20, timers=True)
+        queues = any(caller.queues_until > self.world.now for life in self.judge.lives for caller in life.callers)
+        return bool(queues or self.swarm.pace or self.stalled) and self.judge.steps(20, timers=True)
 
     def sweep(self) -> None:
         """Put lives that are over into the past."""
@@ -144,6 +149,8 @@ class Day:
         kind = draw.choices(kinds, [self.swarm.mischief[one] for one in kinds])[0]
         side = draw.choice((*judge.decodes, *judge.prefills))
         match kind:
+            case "fence":
+                self.fence()
             case "stall":
                 self.stalled.add(side.name)
                 world.stall(side.name)
@@ -157,13 +164,65 @@ class Day:
                 world.jump(side.name, draw.choice((0.3, 3.0, 30.0, 300.0)))
             case _:
                 what, where = kind.split()
-                self.end(draw.choice(judge.prefills if where == "prefill" else judge.decodes), kill=what == "kill")
+                side = draw.choice(judge.prefills if where == "prefill" else judge.decodes)
+                if what == "drain":
+                    self.drain(side)
+                self.end(side, kill=what == "kill")
+
+    def drain(self, side: Side) -> None:
+        """An engine takes no new rooms, and those that do not end meanwhile are aborted."""
+        judge, decode = self.judge, side in self.judge.decodes
+        self.stalled.discard(side.name)
+        self.world.stall(side.name, stalled=False)
+        judge.injected["engine drained"] += 1
+        judge.note(side.name, "call", "is drained")
+        for other in judge.prefills if decode else judge.decodes:
+            for life in judge.between(side, other) if decode else judge.between(other, side):
+                judge.touch(life, Trouble.ANNOUNCED, f"{side.name} is drained")
+        mine = judge.rooms_of(side)
+        judge.examples["L1"] += 1
+        try:
+            said = side.engine.drain(_PATIENCE_S)
+        except TimeoutError as error:
+            judge.accuse("L1", f"{side.name} is drained, and a room of it does not end: {error}")
+            return
+        left = [one for one in mine if one.end is None]
+        held = sum(not one.free for one in mine)
+        if left or said.held != held or said.done + said.failed != len(mine):
+            judge.accuse("L1" if left else "S3", f"{side.name} had {len(mine)} rooms, {held} of them with memory, "
+                         f"and was drained: {said}")  # fmt: skip
+
+    def fence(self) -> None:
+        """The orchestrator says of a name whose process was killed that it was fenced. Its namesake lives.
+
+        Only where nothing is wrong with the namesake's connection: who lives and cannot be heard is not spared.
+        """
+        judge, faults = self.judge, self.swarm.faults
+        names = sorted(name for name in self.killed if name not in self.stalled)
+        if not names or faults.frames or faults.delay or faults.reorder or self.stalled:
+            return
+        name = self.draw.choice(names)
+        prefill = next(side for side in judge.prefills if side.name == name)
+        decode = self.draw.choice(judge.decodes)
+        if not judge.established(decode, prefill):
+            return
+        judge.fenced.add(name)
+        judge.injected["namesake fenced"] += 1
+        judge.note("orchestrator", "call", f"{name} was fenced", to=decode.name)
+        decode.engine.peer_fenced(name)
+        ends = (decode.channel, prefill.channel)
+        before = judge.heard_of[ends]
+        for _ in range(_HEARD_STEPS):
+            if judge.heard_of[ends] > before or judge.found or not self.world.step(timers=True):
+                return
 
     def end(self, side: Side, *, kill: bool) -> None:
         """An engine dies or is closed, and another comes in its place."""
         judge, world = self.judge, self.world
         if side in judge.prefills:
             self.dead.add(side.name)
+            (self.killed.add if kill else self.closed.add)(side.name)
+            self.killed -= self.closed  # what a closed one had posted may still land
         self.stalled.discard(side.name)
         if kill or side.channel.jammed:  # over a jammed connection no GOODBYE can go: such an end looks like a death
             judge.crash(side)

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.status import Status
+from . import told
 from .callers import who
 from .day import Day
 from .lives import Caller, Life, Trouble
 from .memory import Side
-from .swarm import PHASES_S
+from .swarm import PHASES_S, WARN_S
 
 RECONNECT_S = 3.0
 SLACK_S = 25.0
@@ -56,6 +57,7 @@ class Evening:
 
     def _callers_go_on(self) -> None:
         draw = self.day.draw
+        self.day.callers.scarce = False
         for _ in range(ROUNDS_MAX):
             ready = [
                 (life, caller)
@@ -126,6 +128,9 @@ class Evening:
     def give_back(self) -> None:
         """Rooms are closed; processes in doubt end; the orchestrator says who was fenced."""
         day, judge = self.day, self.judge
+        if any(self._should_be_free(caller) for life in judge.lives for caller in life.callers):
+            self._pass_time(WARN_S + 1.0)
+        told.health(judge)
         for life in list(judge.lives):
             for caller in life.callers:
                 if caller.room is not None and not caller.gone:
@@ -140,6 +145,7 @@ class Evening:
             self.world.settle()
         for decode in judge.decodes:
             for name in sorted(day.dead):
+                judge.fenced.add(name)
                 decode.engine.peer_fenced(name)
         self.world.settle()
         for held in judge.held:
@@ -167,6 +173,8 @@ class Evening:
             left = judge.left_over(side)
             if left:
                 judge.accuse("C1", left)
+            elif not side.engine.health().ok:
+                judge.accuse("C1", f"no room is left, and health of {side.name} says {side.engine.health()}")
         judge.check_bytes()
 
     def _serve(self, d: int, p: int, decode: Side, prefill: Side) -> None:

@@ -22,6 +22,8 @@ _ROOM_FRAMES = (wire.Metadata, wire.Accept, wire.Reject, wire.Failed, wire.Abort
 _HEARTBEATS = (wire.Ping, wire.Pong)
 _METADATA, _WELCOME, _PONG = wire.Metadata.KIND, wire.Welcome.KIND, wire.Pong.KIND
 _HEARD_MAX = 64
+_ROOMY = 1 << 20
+"""As many bytes in flight are no limit to rooms as small as these."""
 
 Link = tuple[str, str]
 """The names of a decode and a prefill engine."""
@@ -46,9 +48,14 @@ class Eyes(Bench):
         self._quiet: set[Link] = set()
         self._still: set[str] = set()
         self._mends: set[Link] = set()
+        self._crowded: set[str] = set()
         self._late: dict[Link, float] = {}
         self._left: set[tuple[SimChannel, int]] = set()
         self._welcomed: dict[tuple[SimChannel, SimChannel], int] = {}
+        self._opened: list[Caller] = []
+        self.died: set[str] = set()
+        self.fenced: set[str] = set()
+        self.heard_of: Counter[tuple[SimChannel, SimChannel]] = Counter()
         super().__init__(
             seed,
             swarm.shape,
@@ -82,6 +89,7 @@ class Eyes(Bench):
         """A caller has opened its room."""
         held = self.hold(caller.room, caller.side, life.plan, receives=caller is life.receiver)
         held.note = (life, caller)
+        self._opened.append(caller)
         caller.held = held
         self.current[caller.side, life.key] = life
         link = (life.receiver.side.name, life.sender.side.name)
@@ -90,6 +98,7 @@ class Eyes(Bench):
             self._still.intersection(link)
             or link in self._mends
             or link in self._quiet
+            or link[1] in self._crowded
             or self._late.get(link, -1.0) >= self.world.now
         ):
             trouble = Trouble.SILENT
@@ -97,6 +106,11 @@ class Eyes(Bench):
             life.touch(Trouble.RECONNECTING, "frames come in any order")
         if trouble:
             life.touch(trouble, "it was opened while its connection was not well")
+
+    def rooms_of(self, side: Side) -> list[Caller]:
+        """The callers of the rooms that an engine has not forgotten yet, closed or not."""
+        self._opened = [caller for caller in self._opened if caller.room.record is not None and not caller.gone]
+        return [caller for caller in self._opened if caller.side is side]
 
     # -- what touches rooms ----------------------------------------------------------------------------------------
 
@@ -155,9 +169,14 @@ class Eyes(Bench):
             else:
                 self.trouble_link(*pair, Trouble.SILENT, f"{name}: {what}")
         if what in ("killed", "closed"):
+            self.died.add(name)
             for life in self.lives:
                 for caller in life.callers:
                     caller.gone = caller.gone or caller.side is side
+
+    def established(self, decode: Side, prefill: Side) -> bool:
+        """Whether the handshake of two engines is complete, and nothing has happened to their connection since."""
+        return (decode.channel, prefill.channel) in self._welcomed
 
     # -- Witness ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +187,7 @@ class Eyes(Bench):
             far = channel.far(connection)
             life = self.current.get((self.channels[channel], (body.room, body.attempt)))  # type: ignore[union-attr]
             if life is not None:
+                life.asked = True
                 life.unheard = far is None or far.dead
                 if far is not None:
                     self._grants[channel, far, body.grant] = life  # type: ignore[union-attr]
@@ -176,7 +196,9 @@ class Eyes(Bench):
 
     def delivered(self, channel: SimChannel, connection: int, frame: bytes) -> None:
         """See `Witness.delivered`."""
-        kind = frame[1] if len(frame) > 1 else 0
+        far, kind = channel.far(connection), frame[1] if len(frame) > 1 else 0
+        if far is not None:
+            self.heard_of[channel, far] += 1
         if kind in (_WELCOME, _PONG) and (channel, connection) not in self._left:
             pair = self.pair(channel, connection)
             if pair is not None:
@@ -205,6 +227,10 @@ class Eyes(Bench):
             whose = self._life_of(channel, connection, body.grant)
             if whose is not None:
                 self.touch(whose, Trouble.SILENT, f"{why} (grant {body.grant})")
+        elif isinstance(body, (wire.Hold, wire.HoldLost)):
+            for life in self.between(*pair):
+                if life.key == (body.room, body.attempt):
+                    self.touch(life, Trouble.SILENT, why)
         elif isinstance(body, _HEARTBEATS):
             self._quiet.add((pair[0].name, pair[1].name))
             for life in self.between(*pair):
@@ -217,6 +243,10 @@ class Eyes(Bench):
         pair = self.pair(channel, connection)
         self.injected[f"connection {how}"] += 1
         if pair is not None:
+            if how == "jammed":
+                self.died.add(
+                    pair[1].name
+                )  # over it no GOODBYE can go: after the last write its end looks like a death
             self.break_link(*pair, f"connection {how} at {channel.name}")
             if how == "jammed" and channel is pair[1].channel:  # decode is not told as long as writes may be in flight
                 self.trouble_link(*pair, Trouble.SILENT, "and decode is not told")
@@ -270,6 +300,15 @@ class Eyes(Bench):
         life = self._whose(write)
         if life is None:
             return
+        if how == "damaged":
+            life.damaged = True
+            self.touch(life, Trouble.ANNOUNCED, f"bytes of write {write.handle} are damaged")
+            return
+        if how in ("stuck", "slow") and self.settings.inflight_bytes < _ROOMY:
+            self._crowded.add(life.sender.side.name)
+            for decode in self.decodes:
+                for other in self.between(decode, life.sender.side):
+                    self.touch(other, Trouble.SILENT, f"a write is {how}, and takes the place of others")
         if how == "failed":
             # Prefill posts nothing to that peer until all writes to it are over, then makes the connection anew.
             life.in_doubt = True

@@ -17,6 +17,7 @@ from collections import Counter
 from ...protocol.failure import Failure
 from ...protocol.status import Status
 from ..evidence import Counterexample
+from . import told
 from .eyes import Eyes
 from .lives import Caller, End, Life, Trouble
 from .memory import Held
@@ -67,7 +68,7 @@ class Judge(Eyes):
             return
         life, caller = held.note
         status, failure = held.room.poll(), held.room.failure
-        caller.end = End(status, failure)
+        caller.end, caller.ended_at = End(status, failure), self.world.now
         self.note(_side(life, caller), "state", f"{status.name} {failure or ''}", life)
         self.outcomes[f"{_side(life, caller)} {failure.reason.value if failure else status.name}"] += 1
         if status is Status.DONE:
@@ -81,6 +82,9 @@ class Judge(Eyes):
 
     def _failed(self, life: Life, caller: Caller, failure: Failure) -> None:
         who, reason, other = _side(life, caller), failure.reason.value, life.other(caller)
+        told.failure(self, life, caller, failure)
+        if reason == "refused" and "too many such grants wait" in failure.detail:
+            self.crowded(life)
         foreign = {int(tag) for tag in _TAG.findall(failure.detail)} - {life.serial}
         if foreign and not life.mixed:
             self.accuse("S4", f"{who} of {life} failed with the words of another: {failure}", life)
@@ -93,7 +97,9 @@ class Judge(Eyes):
         if deadline:
             waits |= life.acted_at == self.world.now  # it had passed before the callers did their part
             never_asked = caller is life.sender and other.end is not None and reason == "deadline_bootstrap"
-            if failure.origin == "local" and (waits or never_asked):
+            if failure.origin == "local" and caller is life.sender and told.kept(self, life, failure):
+                self.hangs(life, f"decode holds {life}, and prefill has given it up: {failure}")
+            elif failure.origin == "local" and (waits or never_asked):
                 life.touch(Trouble.ANNOUNCED, f"{who} has waited long enough")
             elif failure.origin == "local":
                 self.hangs(life, f"only a deadline ended {who} of {life}: {failure}")
@@ -104,6 +110,12 @@ class Judge(Eyes):
                 )
             elif reason != "mismatch":
                 self.accuse("A1", f"the callers of {life} disagree, and {who} failed otherwise: {failure}", life)
+
+    def crowded(self, life: Life) -> None:
+        """A grant was refused because too many wait: announced, where there are limits that can be reached."""
+        if self.settings.parked_total > 1000:
+            self.accuse("L4", f"{life} is refused because too many grants wait, and there are places for all", life)
+        self.touch(life, Trouble.ANNOUNCED, "too many grants wait")
 
     def hangs(self, life: Life, words: str) -> None:
         """A room did not end by itself although it should have."""

@@ -39,7 +39,10 @@ class End(NamedTuple):
 
 
 class Caller:
-    """One side's caller of a room. intends: acts to come. gone: its process died. closed: it has closed the room."""
+    """One side's caller of a room. intends: acts to come. gone: its process died. closed: it has closed the room.
+
+    ended_at: when it was seen to end. queues_until: when there will be memory for the room, so that it can be opened.
+    """
 
     def __init__(self, side: Side, arguments: dict[str, Any]) -> None:
         self.side = side
@@ -47,9 +50,11 @@ class Caller:
         self.intends: deque[str] = deque()
         self.room: Any = None
         self.end: End | None = None
+        self.ended_at = 0.0
         self.gone = False
         self.closed = False
         self.held: Held | None = None
+        self.queues_until = 0.0
 
     @property
     def free(self) -> bool:
@@ -70,11 +75,12 @@ class Caller:
 class Life:
     """One room. agree: whether its callers' arguments do. It has a serial number, as numbers of rooms come again.
 
-    asks_nothing: decode is owed nothing at all, and is DONE as soon as it is accepted. in_doubt: a write of it has
-    failed. cut_off: no connection was up when its last one broke. unheard: it was asked for on a connection that was
-    over, or whose other end was dead. mixed: it shares its key with another life that has memory. again: its number was
-    used before. targeted: a stranger may have spoken of it. broken: a property does not hold for it. sent_all: its last
-    send was made. acted_at: when a caller last did something for it.
+    hold: decode's, before it opens; held_at: since when. asked: a METADATA of it was sent. damaged: bytes of it landed
+    otherwise than they were sent. asks_nothing: decode is owed nothing at all, and is DONE as soon as it is accepted.
+    in_doubt: a write of it has failed. cut_off: no connection was up when its last one broke. unheard: it was asked for
+    on a connection that was over, or whose other end was dead. mixed: it shares its key with another life that has
+    memory. again: its number was used before. targeted: a stranger may have spoken of it. broken: a property does not
+    hold for it. sent_all: its last send was made. acted_at: when a caller last did something for it.
     """
 
     def __init__(self, serial: int, key: Key, plan: Plan, receiver: Caller, sender: Caller, *, agree: bool) -> None:
@@ -86,6 +92,10 @@ class Life:
         self.agree = agree
         self.trouble = Trouble.NONE
         self.lease_trouble = Trouble.NONE
+        self.hold: Any = None
+        self.held_at = 0.0
+        self.asked = False
+        self.damaged = False
         self.asks_nothing = False
         self.in_doubt = False
         self.cut_off = False
