@@ -55,6 +55,12 @@ PUBLIC = (
         also=("hunt",),
     ),
     Mutant(
+        "callers-are-answered-first",
+        "what callers ask for comes first in a round; completions wait until nobody asks for anything",
+        Text("engine.core:EngineCore.turn", "busy = self._take_in()", "busy = not self._inbox and self._take_in()"),
+        ("C2",),
+    ),
+    Mutant(
         "failure-raised-before-cleanup",
         "the failure is raised at once: the caller closes the room in time",
         Text(

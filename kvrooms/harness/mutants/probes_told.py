@@ -317,3 +317,33 @@ def with_digests_a_room_is_done_as_without(play: Play) -> None:
         stage.send(sender, [4, 7], [[1]], last=True)
         stage.finish(receiver, sender)
         stage.done(receiver, sender)
+
+
+# -- causes that come at once ------------------------------------------------------------------------------------------
+
+
+@probe("C2", seeds=1)
+def of_causes_that_come_at_once_the_transports_wins(play: Play) -> None:
+    """A write has failed, its caller aborts, and decode is gone: prefill learns all of it in one step."""
+    for also in ("aborted", "cut off", "both"):
+        stage = play.scene()
+        _, sender = stage.pair()
+        stage.world.writes_held = True
+        stage.settle()
+        if sender.poll().terminal or not stage.world.writes:
+            raise Aside
+        stage.fault("writes fail, and more at the same time", "prefill")
+        stage.world.stall("prefill")
+        if also != "cut off":
+            sender.abort("its caller has changed its mind")
+        if also != "aborted":
+            stage.prefills[0].ports.channel.cut(CloseCause.TIMED_OUT)
+        for write in list(stage.world.writes):
+            stage.prefills[0].ports.transport.fail(write, "broken")
+        stage.world.stall("prefill", stalled=False)
+        stage.settle()
+        if sender.poll() is not Status.FAILED:
+            raise Aside
+        failure = sender.failure
+        if failure is None or failure.reason is not Reason.TRANSPORT_ERROR:
+            raise Broken(f"a write of {sender!r} had failed, and it says {failure}", also=also)

@@ -215,7 +215,7 @@ class Eyes(Bench):
         """See `Witness.spoiled`."""
         self.injected[f"frame {how}"] += 1
         pair = self.pair(channel, connection)
-        if how == "repeated" or pair is None:
+        if pair is None or (how == "repeated" and frame[1] != _METADATA):
             return
         body = wire.decode(frame).body
         why = f"{type(body).__name__.upper()} {how}"
@@ -225,8 +225,10 @@ class Eyes(Bench):
                 self.touch(life, Trouble.SILENT, why)
         elif isinstance(body, _ROOM_FRAMES):
             whose = self._life_of(channel, connection, body.grant)
+            # A METADATA that comes again when everything of its grant was posted is refused, as one that is over.
+            trouble = Trouble.ANNOUNCED if how == "repeated" else Trouble.SILENT
             if whose is not None:
-                self.touch(whose, Trouble.SILENT, f"{why} (grant {body.grant})")
+                self.touch(whose, trouble, f"{why} (grant {body.grant})")
         elif isinstance(body, (wire.Hold, wire.HoldLost)):
             for life in self.between(*pair):
                 if life.key == (body.room, body.attempt):
