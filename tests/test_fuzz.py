@@ -15,7 +15,7 @@ from kvrooms.fuzz.decoders import BY_NAME, DECODERS
 from kvrooms.fuzz.honest_decode import HonestDecode
 from kvrooms.fuzz.inputs import Tally
 from kvrooms.fuzz.mutate import SIZE_MAX, Sample, mutated
-from kvrooms.protocol import notify, registration, wire
+from kvrooms.protocol import group, notify, registration, wire
 from kvrooms.protocol.errors import WireError
 
 KVROOMS = str(Path(sys.executable).with_name("kvrooms"))
@@ -38,6 +38,7 @@ def fuzz(*arguments, limit=100):
 def test_there_is_a_sample_of_every_frame():
     kinds = {type(wire.decode(sample.whole).body) for sample in samples.frames()}
     assert kinds == set(wire.FRAMES)
+    assert {type(group.decode(sample.whole).body) for sample in samples.group_frames()} == set(group.FRAMES)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ..engine.sends import lent_to, wanted_of
-from ..protocol import notify, registration, wire
+from ..protocol import group, notify, registration, wire
 from ..protocol.errors import InvalidArgument, WireError
 from ..protocol.identity import U64_MAX
 from ..protocol.layout import check_regions, differences
@@ -47,6 +47,18 @@ def _frame(data: bytes) -> None:
 
 def _fields(received: wire.Received) -> tuple[wire.Body, int, int, int]:
     return received.body, received.source, received.target, received.floor
+
+
+def _group_frame(data: bytes) -> None:
+    """As a frame; and neither kind of peer takes the other's for its own."""
+    received = group.decode(data)
+    written = wire.encode(received.body, received.source, received.target)[wire.PREFIX_LENGTH :]
+    assert group.decode(written) == received, "written and read again, it is another"
+    try:
+        wire.decode(data)
+    except WireError:
+        return
+    raise AssertionError("an engine takes it for a frame of its own")
 
 
 def _stream(data: bytes) -> None:
@@ -145,6 +157,7 @@ def _prefix(data: bytes) -> None:
 _NAMES = (WireError, InvalidArgument)
 DECODERS: tuple[Decoder, ...] = (
     Decoder("frame", samples.frames(), _frame),
+    Decoder("group frame", samples.group_frames(), _group_frame),
     Decoder("stream", samples.streams(), _stream),
     Decoder("hello", samples.handshakes(), _hello),
     Decoder("metadata", samples.metadata(), _metadata),
@@ -160,7 +173,16 @@ DECODERS: tuple[Decoder, ...] = (
 )
 BY_NAME = {decoder.name: decoder for decoder in DECODERS}
 # How often each is fed: what is complicated, and what anybody can reach, most.
-_SHARES = {"frame": 20, "metadata": 20, "hello": 14, "stream": 10, "notification": 12, "announcement": 6, "record": 6}
+_SHARES = {
+    "frame": 20,
+    "metadata": 20,
+    "hello": 14,
+    "stream": 10,
+    "group frame": 10,
+    "notification": 12,
+    "announcement": 6,
+    "record": 6,
+}
 _WHEEL = tuple(decoder for decoder in DECODERS for _ in range(_SHARES.get(decoder.name, 2)))
 
 

@@ -7,7 +7,7 @@ import struct
 import msgspec
 import numpy as np
 
-from ..protocol import notify, registration, wire
+from ..protocol import group, notify, registration, wire
 from ..protocol.failure import Reason
 from ..protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
 from ..protocol.manifest import Manifest
@@ -111,6 +111,30 @@ def streams() -> tuple[Sample, ...]:
     """Several frames, with their lengths."""
     every = [wire.encode(body, SOURCE, TARGET, FLOOR) for body in _bodies()]
     return (Sample(b"".join(every)), Sample(b"".join(every[-6:])), Sample(every[0]))
+
+
+def group_frames() -> tuple[Sample, ...]:
+    """A frame of every kind that the ranks of a group send each other."""
+    bodies: tuple[wire.Body, ...] = (
+        group.Join(1, 4, b"rank 1"),
+        group.Resume(3),
+        group.Gathering((1, 2, 1023)),
+        group.Present(0, b""),
+        group.Ready(2**63 - 1),
+        group.Welcome(5, (2,)),
+        group.Refuse("this group has 4 ranks, and you were told 3"),
+        group.ReportDone(7, 0, 1),
+        group.ReportFailed(7, 2**32 - 1, 2, Reason.SEND_ERROR, "the cable is cut"),
+        group.OutcomeDone(2**63 - 1, 0, 1, 1),
+        group.OutcomeFailed(7, 0, 2, 0, 3, Reason.PEER_LOST, "its process has ended"),
+        group.Acknowledge(7, 0, 2**63 - 1),
+        group.RankLost(2, Reason.PEER_LOST, ""),
+        group.RankBack(2),
+        group.Ask(2**64 - 1),
+        group.Answer(0),
+        group.Leave(final=True, detail="the group was closed on its leader"),
+    )
+    return tuple(map(_sample, bodies))
 
 
 def notifications() -> tuple[Sample, ...]:
