@@ -1,25 +1,32 @@
-"""Mutation testing of protocol/ and statemachine/ with mutmut: which small changes of the code do the tests not notice?
+"""Mutation testing of protocol/ and statemachine/: which small changes of the code do the tests not notice?
 
     make mutation                                        # everything; what was killed before is not run again
-    make mutation MUTATION_ARGS="'kvrooms.statemachine.*'"   # what matches these patterns
-    .venv/bin/python benchmarks/mutation.py report           # figures and survivors, from what was run so far
-    .venv/bin/python benchmarks/mutation.py show NAME        # one mutant as a diff
+    make mutation MUTATION_ARGS="'protocol.manifest.*'"  # the mutants whose names match these patterns
+    .venv/bin/python benchmarks/mutation.py --report [PATTERN ...]        # figures, and survivors with their diffs
+    .venv/bin/python benchmarks/mutation.py PATTERN ... --near manifest   # while a test is being written
 
-mutmut runs in a copy under build/mutation, because it needs the installed shape of the package and rewrites sources:
+mutmut makes the mutants (an operator, a constant, an argument, a default, in every function); they are run from here,
+in a copy under build/mutation, in up to three passes. Each takes what the passes before have left alive.
 
-- Every mutant gets a process that has imported nothing of kvrooms: the tables are built when their modules are
-  imported, and a process that was forked afterwards would run the tables of the code without the mutant.
-- For the same reason each test counts as one that reaches the functions that build the tables.
-- mutmut leaves decorated functions alone; in the copy, `@property` becomes `name = property(name)`. Cached properties
-  stay as they are, without mutants.
-- Hypothesis does not shrink here: one failure is enough.
+1. *near*: the tests of protocol/ and statemachine/ themselves. One process imports everything and runs every test once,
+   to see which functions each reaches. For each mutant it forks; in the fork, the functions take the mutant's code
+   (whoever holds a reference to them runs it), caches are emptied, and the tests that reach the function run until one
+   fails: first those that killed mutants of the same function, then the fastest, as many as the budget allows.
+2. *far*: the same with the tests of the engines, the explorer and the fuzzer, and a larger budget.
+3. *cold*: functions that run while kvrooms or the tests are imported (they build tables, or what a test compares with).
+   A fork would mix what the mutant does with what the original has done before, so passes 1 and 2 leave them alone.
+   Here every mutant has a process that imports everything with the mutant in place, and runs whole files of tests.
+
+A test that fails without a mutant is left out, and said. Hypothesis does not shrink here: one failure is enough. A
+mutant is ended by a signal once a test takes several times the CPU time that it takes without one: "timeout", which
+counts as killed. `survived` holds for the tests that were run, which the budget bounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -31,25 +38,29 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "mutation"
 SITE = BUILD / "site"
 PROJECT = BUILD / "project"
+RESULTS = BUILD / "results.jsonl"
 MUTMUT = "mutmut==3.8.1"
-WORDS = {
-    0: "survived",
-    33: "no test",
-    36: "timeout",
-    24: "timeout",
-    -24: "timeout",
-    152: "timeout",
-    255: "error",
-    None: "not run",
-}
-MUTATED = ("statemachine", "protocol")
+MUTATED = ("protocol", "statemachine")
+DEAD = ("killed", "timeout")
 
-# In the order in which they run: the first failure ends a mutant, so what is fast and near comes first.
-NEAR = "errors ledger tables leases intervals identity notify failure_status rooms spec manifest manifest_refusals"
-FAR = "wire memory_layout plan engine_handshake engine_hostile explore_counts explore_properties registry security"
-TESTS = f"{NEAR} {FAR}".split()
+NEAR = (
+    "errors failure_status failure_clean identity intervals invariants ledger leases tables rooms "
+    "first_cause manifest manifest_alone manifest_refusals memory_layout notify packing plan shaped_plan "
+    "shaped_property shapes_refusals staging split wire group_tables group_joining spec security"
+)
+FAR = (
+    "engine_handshake engine_hostile engine_digest engine_grants engine_leases engine_holds engine_ranks "
+    "engine_account engine_memory_status engine_agreement engine_layers group_losses group_outcomes "
+    "group_draining property_alone property_sides never_waits fuzz shapes_table shapes_oracle "
+    "explore_properties registry"
+)
+COLD = (
+    "errors identity intervals ledger leases tables rooms first_cause manifest manifest_refusals notify "
+    "wire group_tables memory_layout plan split spec"
+)
 # Tests that run a planted mistake, or the product as another process, say nothing about the mutant.
 LEFT_OUT = "not mutant and not dies and not breaks_its_property and not find_it and not worth and not every_run"
+BUDGETS = {"near": 3.0, "far": 40.0, "cold": 60.0}  # seconds of CPU time for one mutant
 
 PYPROJECT = """\
 [project]
@@ -57,161 +68,134 @@ name = "kvrooms"
 version = "0"
 
 [tool.pytest.ini_options]
-addopts = [
-    "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:kvrooms", "-m", "not deep and not nixl and not slow",
-]
+addopts = ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:kvrooms", "-p", "no:timeout", "-s", "--tb=no"]
 pythonpath = ["tests", "."]
-timeout = 20
-timeout_method = "thread"
-markers = ["deep: long", "nixl: real NIXL", "slow: long"]
+markers = ["deep: long", "nixl: real NIXL", "slow: long", "timeout: no limit here"]
 
 [tool.mutmut]
 source_paths = ["kvrooms"]
-only_mutate = {only}
-also_copy = ["tests", "docs", "README.md"]
-process_isolation = "forkserver"
-forkserver_warmup = "import"
-preload_modules_file = "preload.txt"
-use_setproctitle = false
-use_git_change_detection = false
-track_dependencies = false
-timeout_multiplier = 1.5
-timeout_constant = 6.0
-pytest_add_cli_args = ["-k", "{left_out}", "--hypothesis-profile=mutation"]
-pytest_add_cli_args_test_selection = {tests}
 """
 
-CONFTEST = '''
+CONFTEST = """
 
-from pathlib import Path
-
-import pytest
 from hypothesis import Phase
 
 _PHASES = (Phase.explicit, Phase.generate)
 settings.register_profile("mutation", parent=settings.get_profile("kvrooms-ci"), phases=_PHASES)
-_TESTS = {tests}
-
-
-def pytest_configure(config):
-    """Take whole files: a mutant may change the parameters, and so the names, of the tests that are to run."""
-    config.wanted = {{name.split("[")[0] for name in config.args}}
-    files = {{name.split("::")[0] for name in config.args}}
-    config.args = sorted(files, key=lambda name: _TESTS.index(Path(name).name))
-
-
-def pytest_collection_modifyitems(config, items):
-    chosen = config.wanted & {{item.nodeid.split("[")[0] for item in items}}
-    if chosen:
-        items[:] = [item for item in items if item.nodeid.split("[")[0] in chosen]
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_built():
-    """Tables are built on import; this makes every test one that reaches the functions that build them."""
-    from kvrooms.statemachine import memory, rooms
-
-    for build in (rooms._decode_table, rooms._prefill_table, memory._lease_table, memory._drain_table):
-        build().compile()
-'''
-
-
-def properties_without_decorators(source: str) -> str:
-    """The same classes, with `name = property(name)` after each method that was decorated with `@property`."""
-    lines, out, pending = source.split("\n"), [], None
-    for i, line in enumerate(lines):
-        if pending and line.strip() and not line.startswith("        ") and not line.startswith("    )"):
-            while not out[-1].strip():
-                out.pop()
-            out += [f"    {pending} = property({pending})", ""]
-            pending = None
-        if line == "    @property":
-            found = re.match(r"    def (\w+)\(", lines[i + 1])
-            assert found, lines[i + 1]
-            name = found[1]
-            continue
-        if i and lines[i - 1] == "    @property":
-            pending = name
-        out.append(line)
-    if pending:
-        out += [f"    {pending} = property({pending})", ""]
-    return "\n".join(out)
+"""
 
 
 def prepare() -> None:
-    """Lay out the copy. What mutmut has found before stays, as far as its functions have not changed."""
-    PROJECT.mkdir(parents=True, exist_ok=True)
-    for name in ("kvrooms", "tests", "docs"):
-        shutil.rmtree(PROJECT / name, ignore_errors=True)
-        shutil.copytree(ROOT / name, PROJECT / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("protocol", "statemachine", "transport"):
-        shutil.copytree(ROOT / name, PROJECT / "kvrooms" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "README.md", PROJECT)
-    for folder in MUTATED:
-        for path in (PROJECT / "kvrooms" / folder).glob("*.py"):
-            path.write_text(properties_without_decorators(path.read_text()))
-    files = [f"test_{name}.py" for name in TESTS]
-    conftest = PROJECT / "tests" / "conftest.py"
-    conftest.write_text(conftest.read_text() + CONFTEST.format(tests=files))
-    only = [f"kvrooms/{folder}/*.py" for folder in MUTATED]
-    tests = [f"tests/{name}" for name in files]
-    (PROJECT / "pyproject.toml").write_text(
-        PYPROJECT.format(only=json.dumps(only), left_out=LEFT_OUT, tests=json.dumps(tests))
-    )
-    (PROJECT / "preload.txt").write_text("\n".join(("pytest", "hypothesis", "msgspec", "numpy", "transitions")))
-
-
-def mutmut(*arguments: str) -> int:
-    """Run mutmut with this interpreter, from the folder that holds only mutmut."""
+    """Lay out the copy, in the installed shape of the package."""
     if not SITE.exists():
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--target", str(SITE)]
         subprocess.run([*pip, "-c", str(ROOT / "requirements.lock"), MUTMUT], check=True)
-    start = f"import sys; sys.path.append({str(SITE)!r}); from mutmut.__main__ import cli; cli()"
-    # Every mutant imports everything anew: without the cache of compiled modules that takes longer than the tests.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(
-        [sys.executable, "-c", start, *arguments], cwd=PROJECT, env=environment, check=False
-    ).returncode
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.rmtree(PROJECT, ignore_errors=True)
+    for name in ("kvrooms", "tests", "docs"):
+        shutil.copytree(ROOT / name, PROJECT / name, ignore=ignored)
+    for name in ("protocol", "statemachine", "transport"):
+        shutil.copytree(ROOT / name, PROJECT / "kvrooms" / name, ignore=ignored)
+    shutil.copy(ROOT / "README.md", PROJECT)
+    conftest = PROJECT / "tests" / "conftest.py"
+    conftest.write_text(conftest.read_text() + CONFTEST)
+    (PROJECT / "pyproject.toml").write_text(PYPROJECT)
 
 
-def results() -> dict[str, dict[str, int | None]]:
-    """Per module of the copy, the exit code of every mutant, from mutmut's own records."""
-    top = PROJECT / "mutants" / "kvrooms"
+def all_mutants() -> list:
+    """Every mutant of the copy."""
+    sys.path.append(str(SITE))
+    from mutation_source import mutants_of
+
+    os.chdir(PROJECT)  # where mutmut looks for its settings
+    return [mutant for module, path in modules().items() for mutant in mutants_of(Path(path), module)]
+
+
+def modules() -> dict[str, str]:
+    """The mutated modules, with their files."""
     return {
-        path.relative_to(top).as_posix().removesuffix(".meta"): json.loads(path.read_text())["exit_code_by_key"]
-        for path in sorted(top.rglob("*.py.meta"))
+        f"{folder}.{path.stem}": str(path)
+        for folder in MUTATED
+        for path in sorted((PROJECT / "kvrooms" / folder).glob("*.py"))
     }
 
 
-def open_ones(patterns: list[str]) -> list[str]:
-    """The mutants that match and have not been killed; the patterns themselves where nothing was run before."""
-    found = [
-        name
-        for codes in results().values()
-        for name, code in codes.items()
-        if WORDS.get(code, "killed") != "killed" and any(fnmatch(name, pattern) for pattern in patterns)
-    ]
-    return found or patterns
+def verdicts() -> dict[str, dict]:
+    """What is known of each mutant, by its key: once killed, killed; otherwise the latest."""
+    found: dict[str, dict] = {}
+    for line in RESULTS.read_text().splitlines() if RESULTS.exists() else ():
+        result = json.loads(line)
+        if found.get(result["key"], {}).get("status") not in DEAD:
+            found[result["key"]] = result
+    return found
 
 
-def report() -> None:
-    """A line per module, from mutmut's own records; then the names of the survivors."""
-    survivors: list[str] = []
-    for module, codes in results().items():
-        counts = Counter(WORDS.get(code, "killed") for code in codes.values())
-        if codes:
-            print(f"{module}: {len(codes)} mutants, {', '.join(f'{n} {word}' for word, n in sorted(counts.items()))}")
-        survivors += [name for name, code in codes.items() if code in (0, 33)]
-    print(*survivors, sep="\n")
+def run(name: str, keys: list[str], files: list[str]) -> None:
+    """One pass over the mutants of these keys."""
+    tests = [f"tests/test_{file}.py" for file in files if (PROJECT / "tests" / f"test_{file}.py").exists()]
+    marks = ["-m", "not deep and not nixl and not slow", "-k", LEFT_OUT, "--hypothesis-profile=mutation"]
+    job = {
+        "folder": f"{PROJECT / 'kvrooms'}/",
+        "modules": modules(),
+        "keys": keys,
+        "results": str(RESULTS),
+        "budget": BUDGETS[name],
+        "pytest": [*tests, *marks],
+    }
+    path = BUILD / "job.json"
+    path.write_text(json.dumps(job))
+    # Without the cache of compiled modules, importing everything anew takes longer than the tests.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {
+        "KVROOMS_MUTATION": str(path),
+        "PYTHONPATH": f"{ROOT / 'benchmarks'}:{SITE}",
+        "OMP_NUM_THREADS": "1",
+    }
+    whole = [sys.executable, "-m", "pytest", "-q", "-p", "mutation_run", *tests, *marks]
+    command = [sys.executable, str(ROOT / "benchmarks" / "mutation_run.py")] if name == "cold" else whole
+    subprocess.run(command, cwd=PROJECT, env=environment, check=False)
+
+
+def passes(patterns: list[str], near: list[str]) -> None:
+    """The three passes; only the first, with these files of tests, where `near` names any."""
+    chosen = [mutant for mutant in all_mutants() if any(fnmatch(mutant.name, pattern) for pattern in patterns)]
+    for name, files in (("near", near or NEAR.split()), ("far", FAR.split()), ("cold", COLD.split()))[
+        : 1 if near else 3
+    ]:
+        known = verdicts()
+        status = {mutant.key: known.get(mutant.key, {}).get("status", "not run") for mutant in chosen}
+        alive = [key for key, word in status.items() if word not in DEAD and (name != "cold" or word == "on import")]
+        if name == "far":
+            alive = [key for key in alive if status[key] != "on import"]
+        print(f"{name}: {len(alive)} of {len(chosen)} mutants", flush=True)
+        if alive:
+            run(name, alive, files)
+
+
+def report(patterns: list[str]) -> None:
+    """A line per module and package; then what lives, as diffs."""
+    known, counts, alive = verdicts(), {}, []
+    for mutant in all_mutants():
+        status = known.get(mutant.key, {}).get("status", "not run")
+        if not any(fnmatch(mutant.name, pattern) for pattern in patterns):
+            continue
+        for group in (mutant.module, mutant.module.partition(".")[0]):
+            counts.setdefault(group, Counter())[status] += 1
+        if status not in (*DEAD, "not run"):
+            alive.append(f"{mutant.name}: {status}\n{mutant.diff()}")
+    print(*alive, sep="\n\n", end="\n\n")
+    for group, found in sorted(counts.items()):
+        words = ", ".join(f"{n} {word}" for word, n in sorted(found.items()))
+        print(f"{group}: {found.total()} mutants, {words}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["report"]:
-        report()
-    elif sys.argv[1:2] == ["show"]:
-        sys.exit(mutmut("show", *sys.argv[2:]))
-    else:
+    parser = argparse.ArgumentParser(description="Mutation testing of protocol/ and statemachine/.")
+    parser.add_argument("patterns", nargs="*", default=["*"], help="of names of mutants: protocol.manifest.*")
+    parser.add_argument("--near", nargs="+", default=[], help="only the near pass, with these files: manifest wire")
+    parser.add_argument("--report", action="store_true", help="run nothing: figures, and survivors with their diffs")
+    options = parser.parse_args()
+    if not options.report:
         prepare()
-        code = mutmut("run", "--max-children", "1", *open_ones(sys.argv[1:] or ["*"]))
-        report()
-        sys.exit(code)
+        passes(options.patterns, options.near)
+    report(options.patterns)
