@@ -22,7 +22,7 @@ from .notify import PARTS_MAX, Part, PartKind
 from .packing import Packed
 from .plan import Descriptors, Landing, Piece, Staged, Transfer, reported_last
 from .shares import Share
-from .staging import RUNS_MIN, Slots, Staging, Way, gathers, scatters
+from .staging import RUNS_MIN, Slots, Staging, Way, bundles, gathers, scatters
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
@@ -127,7 +127,10 @@ class PairTable:
             if len(grid.size) * len(blocks.source) >= RUNS_MIN:
                 return _cuts(grid, blocks, transfer, min(limit, self._staging.slot_bytes), way)
             way = Way.DIRECT
-        return _cuts(grid, blocks, transfer, limit, way)
+        cuts = _cuts(grid, blocks, transfer, limit, way)
+        if way is Way.SCATTERED and self._staging is not None and not bundles(grid, self._staging):
+            return (cut._replace(gathered=False) for cut in cuts)
+        return cuts
 
     def unpacking(self, transfer: Transfer, name: str, first: int, stop: int, most: int) -> Packed:
         """Where buffers [first, stop) of each position of a transfer belong on the receiver; at most `most` bytes.
@@ -190,6 +193,7 @@ class _Cut(NamedTuple):
     way: Way
     positions: Part
     ordered: bool = False
+    gathered: bool = True
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -295,34 +299,19 @@ def _gathered(cut: _Cut) -> Piece:
 
 
 def _scattered(cut: _Cut) -> Piece:
-    """A piece whose runs are gathered and scattered: one descriptor, or without a slot of ours those of the source."""
+    """A piece that is scattered: one descriptor if it is gathered in a slot of ours, else those of the source."""
     first, stop = cut.groups
     whole = np.array([[0, cut.bytes, 0]], dtype=np.uint64)
     landing = Landing(cut.positions, int(cut.grid.numbers[first]), int(cut.grid.numbers[stop - 1]) + 1)
     piece = _made([cut], whole, whole)._replace(destination_memory="DRAM", landing=landing)
 
     def direct() -> Piece:
-        source = _in_packed_order(cut)
-        return piece._replace(source_descriptors=source, destination_descriptors=_in_a_row(source[:, 1]))
+        addresses, lengths = cut.grid.bundling.ranges(cut.blocks.source, cut.blocks.source_row, first, stop)
+        source = np.empty((len(addresses), 3), dtype=np.uint64)
+        source[:, 0], source[:, 1], source[:, 2] = addresses, lengths, cut.grid.source.device
+        return piece._replace(source_descriptors=source, destination_descriptors=_in_a_row(lengths))
 
-    if not cut.grid.bundling.worth_while or cut.grid.source.memory != "DRAM":
-        return direct()
-    return piece._replace(staged=Staged(cut.pack, direct))
-
-
-def _in_packed_order(cut: _Cut) -> Descriptors:
-    """Where the runs are on the source, as they follow each other in a packed range. Neighbours make one."""
-    grid, blocks = cut.grid, cut.blocks
-    rows = []
-    for first, stop in pairwise(grid.buffers.edges[slice(cut.groups[0], cut.groups[1] + 1)].tolist()):
-        some = np.arange(first, stop)
-        addresses = _addresses(grid.source, some, blocks.source, blocks.source_row).T.reshape(-1)
-        lengths = np.tile(grid.size[first:stop], len(blocks.source))
-        starts = np.flatnonzero(np.append(True, addresses[1:] != addresses[:-1] + lengths[:-1]))
-        row = np.empty((len(starts), 3), dtype=np.uint64)
-        row[:, 0], row[:, 1], row[:, 2] = addresses[starts], np.add.reduceat(lengths, starts), grid.source.device
-        rows.append(row)
-    return np.concatenate(rows)
+    return piece._replace(staged=Staged(cut.pack, direct)) if cut.gathered else direct()
 
 
 def _in_a_row(lengths: _U64) -> Descriptors:

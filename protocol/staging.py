@@ -20,12 +20,12 @@ from .notify import PartKind
 
 RUNS_MIN = 64
 """Fewer runs, in one send or in a whole room, are not worth a copy."""
-SLOT_BYTES = 2**20
-"""A staging buffer is divided into slots, which fit the processor's caches: what was gathered is read from there."""
+SLOT_BYTES = 2**22
+"""How long a slot of a large staging buffer is: beside the copies, what a write costs by itself hardly counts then."""
 SLOTS_MAX = 2**20
 LENT_MAX = 2
 """The most slots that are lent to one grant: enough to fill some while others are emptied."""
-LENT_SHARE = 16
+LENT_SHARE = 4
 """A grant gets one of so many free slots, so that many rooms get some."""
 
 Lent = tuple[PartKind, Annotated[str, msgspec.Meta(max_length=NAME_MAX)]]
@@ -63,7 +63,7 @@ class Way(enum.Enum):
 
     DIRECT = "one by one"
     GATHERED = "gathered on the sender, and sent as what lies together on the receiver"
-    SCATTERED = "gathered on the sender, sent as one run, and scattered on the receiver"
+    SCATTERED = "sent in a row to a slot of the receiver, gathered before if need be, and scattered there"
 
 
 def slot_bytes(size: int) -> int:
@@ -84,6 +84,12 @@ def scatters(kind: PartKind, grid: Grid, staging: Staging) -> bool:
         return False
     longest = int(grid.buffers.bytes.max()) * grid.blocks_per_position
     return not _joins(grid) and longest <= staging.slot_bytes and grid.scattering.worth_while
+
+
+def bundles(grid: Grid, staging: Staging) -> bool:
+    """Whether a sender gathers what the receiver scatters. Where it lies in long ranges, these are sent as they are."""
+    packing = grid.bundling
+    return grid.source.memory == "DRAM" and packing.worth_while and packing.average <= staging.max_slice
 
 
 def _short(grid: Grid, staging: Staging) -> bool:

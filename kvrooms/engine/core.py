@@ -99,6 +99,8 @@ class EngineCore:
         self.closing = False
         self.draining = False
         self.reported = False
+        self.patient = False
+        """What comes next takes a peer longer than a look: it is not polled for without a pause."""
         self.now = self.progressed_at = self.clock.now()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._links: dict[int, Link] = {}

@@ -74,6 +74,7 @@ class GroupCore:
         self.settings = ports.settings
         self.clock = ports.clock
         self.reported = False
+        self.patient = False
         self.closing = False
         self.counters: Counter[str] = Counter()
         self.now = self.clock.now()

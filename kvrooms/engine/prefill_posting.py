@@ -67,6 +67,10 @@ class PrefillPosting(PrefillLinks):
                 if piece is not None:
                     self._idle_if_so(writer.record)
                 continue
+            if piece.landing is not None and not writer.empty:
+                writer.ready = False  # until decode has emptied a slot
+                self.patient = True
+                continue
             self._ready.append(writer)
             if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
                 blocked += 1
@@ -75,7 +79,7 @@ class PrefillPosting(PrefillLinks):
             if placed is None:
                 blocked += 1
                 continue
-            worked, blocked = True, 0
+            worked, blocked, self.patient = True, 0, False
             budget -= piece.bytes
             self._post(writer, *placed)
         if worked:
@@ -95,11 +99,9 @@ class PrefillPosting(PrefillLinks):
     def _place_in_slots(self, writer: Writer, piece: Piece) -> tuple[Piece, int | None, int | None] | None:
         """A piece as it can be posted, with the slot of ours and the slot of decode that it takes. None: it waits.
 
-        It waits until decode has emptied a slot of this grant, or a write to the same decode engine has settled. Where
-        others have all slots of ours, it goes without.
+        It waits until a write to the same decode engine has settled. Where others have all slots of ours, it goes
+        without.
         """
-        if piece.landing is not None and not writer.empty:
-            return None
         slot, staged, stage = None, piece.staged, self._stage
         if staged is not None:
             if stage is not None and piece.bytes <= stage.slot_bytes:
@@ -131,6 +133,7 @@ class PrefillPosting(PrefillLinks):
                 continue
             writer.filled.remove(slot)
             writer.empty.append(slot)
+            self._make_ready(writer)
 
     def _unstage(self, writer: Writer, slot: int | None) -> None:
         """A write from a slot is over, or was not posted."""

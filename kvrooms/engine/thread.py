@@ -29,6 +29,7 @@ class Core(Protocol):
     settings: EngineSettings
     clock: Clock
     reported: bool
+    patient: bool
 
     def submit(self, call: Callable[..., None], *arguments: Any) -> None:
         """Queue a call for the next turn. Any thread."""
@@ -140,7 +141,7 @@ class EngineThread:
                     os.sched_yield()
             elif now - active > settings.linger_s and not core.has_input:
                 channel.wait(self._nap(now - active))
-            elif now - active > settings.spin_s:
+            elif core.patient or now - active > settings.spin_s:
                 self._blink()
 
     def _blink(self) -> None:
