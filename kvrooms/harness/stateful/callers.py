@@ -276,7 +276,8 @@ class Deal:
         if how == 1 and decode is not None and not decode.memory_free and pages:
             return self._refused("S3", "pages that a room still has were given to another", lambda: taker.open(
                 99, bootstrap=url, pages=pages[:1], skip_state=True))  # fmt: skip
-        if how == 2 and isinstance(prefill, PrefillRoom) and (self._complete or prefill.poll().terminal):
+        # A room that owes nothing is DONE before its sends, and takes them.
+        if how == 2 and isinstance(prefill, PrefillRoom) and (self._complete or prefill.poll() is Status.FAILED):
             return self._refused("S2", "something was sent after the end", lambda: prefill.send([0]))
         if how == 3 and "decode" not in self.dead:
             return self._refused("S5", "a page that is not there was taken", lambda: taker.open(
