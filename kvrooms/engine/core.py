@@ -99,8 +99,7 @@ class EngineCore:
         self.closing = False
         self.draining = False
         self.reported = False
-        self.patient = False
-        """What comes next takes a peer longer than a look: it is not polled for without a pause."""
+        self.patient = False  # whether what comes next takes a peer longer than a look: no polling without a pause
         self.now = self.progressed_at = self.clock.now()
         self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._links: dict[int, Link] = {}
@@ -380,7 +379,7 @@ class Record:
 
     @property
     def room_phase(self) -> Phase:
-        """The phase of the room's machine."""
+        """Of the room's machine."""
         raise NotImplementedError
 
     def progress(self, now: float) -> None:
@@ -396,6 +395,5 @@ class Record:
 def log_end(name: str, record: Record, phase: Phase, peer: str, now: float) -> None:
     """The one line that each room leaves in the log."""
     if log.isEnabledFor(logging.INFO):
-        why = f" {record.failure}" if record.failure else ""
-        ms = (now - record.opened) * 1e3
+        why, ms = f" {record.failure}" if record.failure else "", (now - record.opened) * 1e3
         log.info("%s: %s peer=%s %s%s bytes=%d ms=%.2f", name, record.key, peer, phase.value, why, record.bytes, ms)
