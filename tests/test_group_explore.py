@@ -11,6 +11,7 @@ from mutants import Mutant, named
 from kvrooms.engine import group_leader, group_member
 from kvrooms.harness.explore.group_search import PROPERTIES, QUICK, SETUPS, SMALLEST, GroupSearch, explore_groups
 from kvrooms.harness.explore.group_world import Setup, World, freeze, thaw
+from kvrooms.harness.explore.grouped import GROUPED, Grouped
 from kvrooms.statemachine import group
 from kvrooms.statemachine.group import DECISION, STANDING
 
@@ -56,7 +57,7 @@ def test_small_groups_keep_every_property(monkeypatch: pytest.MonkeyPatch) -> No
         assert found.complete
         assert all(found.tally.verdict(one).examples == found.states for one in PROPERTIES)
     assert sum(found.states for found in results) > 20_000
-    assert sum(found.uses for found in results) > 1_000, "deadlines act, too"
+    assert sum(sum(found.timers.values()) for found in results) > 1_000, "deadlines act, too"
     # Terminal standings are forgotten at once, so nothing is stepped there.
     every = {f"{state.name} x {event.name}" for state in DECISION.states for event in DECISION.events}
     every |= {
@@ -115,3 +116,37 @@ def test_mutants_of_the_halves_die(mutant: Mutant, monkeypatch: pytest.MonkeyPat
     mutant.plant(monkeypatch)
     setups = (*SMALLEST, Setup("again", 2, lives=2, ends=("done",), faults=("lose",), budget=1))
     assert any(GroupSearch(setup, limit=20_000).run().tally.broken for setup in setups)
+
+
+ROOMS_AND_GROUP = ((6665, 23942), (10650, 48107))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_ranks_of_a_room_and_their_group_are_explored_together(at: int) -> None:
+    found = Grouped(*GROUPED[at]).run()
+    assert not found.broken, found.broken
+    assert found.complete
+    assert (found.states, found.transitions) == ROOMS_AND_GROUP[at]
+    assert ("group", "FAILED", "deadline_decision") in found.outcomes
+    assert found.timers["decision: outcome of a group"] > 0
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("at", range(2, len(GROUPED)))
+def test_ranks_of_a_room_and_their_group_with_faults(at: int) -> None:
+    found = Grouped(*GROUPED[at]).run()
+    assert not found.broken, found.broken
+    assert found.complete
+
+
+@named(
+    [
+        Mutant(group, "_open", "Votes.ALL_DONE if all(numbers)", "Votes.ALL_DONE if any(numbers)"),
+        Mutant(group_member.Member, "_step", "self._port.abort(key, self._why(room))", "pass"),
+        Mutant(group_leader.Leader, "_carry_out", "self._port.tell(rank, self._outcome(room, rank))", "pass"),
+    ]
+)
+def test_mutants_of_rooms_and_group_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    assert Grouped(*GROUPED[0]).run().broken

@@ -1,6 +1,6 @@
 """Each machine alone, against every event in every value that it can take: also what no peer and no engine would do.
 
-The two-sided exploration reaches the cells that the engine can reach. Here every cell of the four tables is taken, and
+The two-sided exploration reaches the cells that the engine can reach. Here every cell of the tables is taken, and
 what must hold of a machine whatever happens to it is judged.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from ...protocol.events import (
@@ -35,6 +36,7 @@ from ...protocol.notify import PartKind
 from ...protocol.status import TERMINAL, Phase
 from ...statemachine import memory, rooms
 from ..evidence import Counterexample, Step
+from .alone_group import Deciding, Standing
 from .glue import Broken, Cells
 from .search import Found
 
@@ -57,7 +59,7 @@ _MAY_BE_WRITTEN = (memory.Lease.GRANTED, memory.Lease.QUARANTINED)
 
 
 class Alone:
-    """The search of the four machines. `run` gives what it has found."""
+    """The search of all machines. `run` gives what it has found."""
 
     def __init__(self) -> None:
         self._cells = Cells()
@@ -66,7 +68,7 @@ class Alone:
         self._steps = 0
 
     def run(self) -> Found:
-        """Explore all four."""
+        """Explore them."""
         one, two = (_WANTED,), (_OTHER, _OTHER)
         self._walk("decode room alone", rooms.decode_room(), _decode_events(one, _PARTS), self._decode)
         self._walk(
@@ -76,7 +78,9 @@ class Alone:
         self._walk("prefill room of two receivers alone", rooms.prefill_room(), _two_receivers(), self._prefill)
         self._walk("lease alone", memory.LEASE.initial, list(LeaseEvent), self._lease)
         self._walk("drain alone", memory.DrainValue(), list(DrainEvent), self._drain)
-        checked = {"L1": self._states, "S2": self._steps, "S3": self._steps, "C2": self._steps}
+        for group in (Deciding(), Standing()):
+            self._walk(group.name, group.start, group.events, partial(group.step, self._cells))
+        checked = {"A1": self._steps, "L1": self._states, "S2": self._steps, "S3": self._steps, "C2": self._steps}
         cells = dict(self._cells.visits)
         return Found(self._states, self._steps, complete=True, checked=checked, broken=self._broken, cells=cells)
 

@@ -13,6 +13,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...protocol.identity import RoomKey
 from . import faults_ports, faults_strange, faults_talk
 from .faults import FAULTS
+from .group_search import QUICK, SETUPS, SMALLEST
+from .group_world import Setup as GroupSetup
+from .grouped import GROUPED, LARGER
 from .ranks import FAULTS as RANK_FAULTS
 from .ranks import Shape
 from .scenario import NOTHINGS, Plan, Request
@@ -29,7 +32,10 @@ ABORTS = frozenset({"decode_aborts", "prefill_aborts", "frame_repeated"})
 
 
 class Job(NamedTuple):
-    """One system to explore. keys: the room of each use. shape: of several ranks. See `system.Setup` for the rest."""
+    """One system to explore. keys: the room of each use. See `system.Setup` for the rest.
+
+    shape: of several ranks. group: of ranks that have one outcome; by themselves, or with a shape those of decode.
+    """
 
     config: str
     request: Request
@@ -45,6 +51,7 @@ class Job(NamedTuple):
     in_turn: bool = True
     hold: bool = False
     shape: Shape | None = None
+    group: GroupSetup | None = None
 
     def setup(self) -> Setup:
         """What a `System` is made from."""
@@ -81,6 +88,7 @@ NAMES = (
     "beside",
     "hold",
     "ranks",
+    "group",
     "alone",
 )
 
@@ -248,6 +256,16 @@ def _ranks(scope: Scope) -> Iterator[Job]:
         yield Job("ranks", _asked((1,), aux=False), shape=shape)
 
 
+def _group(scope: Scope) -> Iterator[Job]:
+    request = _asked((1,))  # no request matters to it
+    alone = [SETUPS[name] for name in (QUICK if scope == "quick" else SETUPS)]
+    for setup in SMALLEST if scope == "mutant" else alone:
+        yield Job("group", request, group=setup)
+    together = (*GROUPED, *LARGER) if scope == "deep" else GROUPED
+    for shape, setup in together[: {"mutant": 1, "quick": 2}.get(scope)]:
+        yield Job("group", request, shape=shape, group=setup)
+
+
 def _alone(_: Scope) -> Iterator[Job]:
     yield Job("alone", _asked((1,)))  # no request matters to a machine by itself
 
@@ -265,5 +283,6 @@ _MAKERS = {
     "beside": _beside,
     "hold": _hold,
     "ranks": _ranks,
+    "group": _group,
     "alone": _alone,
 }

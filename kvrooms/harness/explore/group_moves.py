@@ -9,7 +9,7 @@ from ...engine.group_leader import Deciding
 from ...protocol.identity import RoomKey
 from ...protocol.wire import Body
 from .glue import Broken
-from .group_world import BAD, GONE, KEY, Frozen, Life, Rank, Setup, World, freeze, thaw
+from .group_world import BAD, GONE, KEY, Frozen, Life, Rank, Seen, Setup, World, freeze, thaw
 from .system import Move
 
 Apply: TypeAlias = Callable[[World], None]
@@ -26,10 +26,13 @@ class Step(NamedTuple):
     broken: tuple[Broken, ...]
 
 
-def moves(world: World) -> Moves:
-    """Everything that can happen now: kind, who, words, and what does it to a copy of this world."""
+def moves(world: World, *, callers: bool = True) -> Moves:
+    """Everything that can happen now: kind, who, words, and what does it to a copy of this world.
+
+    callers: also what the ranks' callers may do.
+    """
     for rank in world.ranks:
-        if rank.member is not None:
+        if callers and rank.member is not None:
             yield from _callers(world, rank)
         if rank.number:
             yield from _wire(world, rank)
@@ -47,9 +50,9 @@ def _callers(world: World, rank: Rank) -> Moves:
         yield Move.NORMAL, who, "opens the room", _open(number)
     if rank.lives and rank.lives[-1].local == "open":
         for end in world.setup.ends:
-            yield Move.NORMAL, who, f"its room is {end}", _end(number, end)
+            yield Move.NORMAL, who, f"its room is {end}", end_here(number, end)
         if rank.lives[-1].aborted and "failed" not in world.setup.ends:
-            yield Move.NORMAL, who, "its room is failed", _end(number, "failed")
+            yield Move.NORMAL, who, "its room is failed", end_here(number, "failed")
 
 
 def _wire(world: World, rank: Rank) -> Moves:
@@ -94,10 +97,10 @@ def start(setup: Setup) -> Frozen:
     return freeze(world)
 
 
-def after(setup: Setup, state: Frozen) -> Iterator[Step]:
+def after(setup: Setup, state: Frozen, seen: Seen | None = None) -> Iterator[Step]:
     """Every state that can follow a state."""
     for move, who, text, apply in moves(thaw(setup, state)):
-        world = thaw(setup, state)
+        world = thaw(setup, state, seen)
         apply(world)
         world.settle()
         yield Step(move, who, text, freeze(world), tuple(world.broken))
@@ -125,7 +128,9 @@ def _open(number: int) -> Apply:
     return apply
 
 
-def _end(number: int, end: str) -> Apply:
+def end_here(number: int, end: str) -> Apply:
+    """The room of a rank ends, and its caller says so."""
+
     def apply(world: World) -> None:
         rank = world.ranks[number]
         assert rank.member is not None

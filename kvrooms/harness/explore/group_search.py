@@ -7,7 +7,7 @@ rank has its outcome. Only where a rank never opens the room does the leader's d
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ from ..evidence import Counterexample, Tally
 from ..evidence import Step as Line
 from .glue import Broken
 from .group_moves import Step, after, start
-from .group_world import Frozen, Setup, World, thaw
+from .group_world import Frozen, Seen, Setup, World, thaw
+from .search import Found
 from .system import Move
 
 SETUPS: dict[str, Setup] = {
@@ -53,7 +54,7 @@ PROPERTIES = ("A1", "S2", "L1", "L2", "L3", "C1")
 
 
 class GroupResult(NamedTuple):
-    """What the search of one setup has found. uses: how often a timer acted."""
+    """What the search of one setup has found. timers, cells, outcomes: as in `search.Found`."""
 
     name: str
     states: int
@@ -61,7 +62,22 @@ class GroupResult(NamedTuple):
     complete: bool
     seconds: float
     tally: Tally
-    uses: int
+    timers: dict[str, int]
+    cells: dict[str, int]
+    outcomes: frozenset[tuple[str, str, str]]
+
+    def found(self) -> Found:
+        """It, as the other searches tell what they have found."""
+        return Found(
+            states=self.states,
+            transitions=self.transitions,
+            complete=self.complete,
+            checked={one: self.tally.verdict(one).examples for one in PROPERTIES},
+            broken={one.property: one for one in self.tally.counterexamples()},
+            timers=self.timers,
+            cells=self.cells,
+            outcomes=self.outcomes,
+        )
 
 
 class GroupSearch:
@@ -75,7 +91,8 @@ class GroupSearch:
         self._parents: list[int] = []
         self._ways: list[list[tuple[Move, int]]] = []
         self._broken: dict[str, Counterexample] = {}
-        self._uses = 0
+        self._timers: Counter[str] = Counter()
+        self._watched = Seen()
         self._cut: set[int] = set()
 
     def run(self) -> GroupResult:
@@ -85,14 +102,15 @@ class GroupSearch:
         at = 0
         while at < len(self._order) and at < self._limit:
             ways: list[tuple[Move, int]] = []
-            for step in after(self.setup, self._order[at]):
+            for step in after(self.setup, self._order[at], self._watched):
                 for broken in step.broken:
                     self._breaks(broken, at, step)
                 if step.broken:
                     self._cut.add(at)
                     continue  # what follows from it shows nothing more
                 target = self._admit(step.state, at)
-                self._uses += step.move is Move.TIMER
+                if step.move is Move.TIMER:
+                    self._timers[f"{'decision' if step.who == 'leader' else 'parked'}: outcome of a group"] += 1
                 if target != at:
                     ways.append((step.move, target))
             self._ways.append(ways)
@@ -102,7 +120,17 @@ class GroupSearch:
             self._judge()
         transitions = sum(map(len, self._ways))
         seconds = time.monotonic() - started
-        return GroupResult(self.setup.name, at, transitions, complete, seconds, self._tally(at), self._uses)
+        return GroupResult(
+            name=self.setup.name,
+            states=at,
+            transitions=transitions,
+            complete=complete,
+            seconds=seconds,
+            tally=self._tally(at),
+            timers=dict(self._timers),
+            cells=dict(self._watched.cells.visits),
+            outcomes=frozenset(self._watched.outcomes),
+        )
 
     def _admit(self, state: Frozen, parent: int) -> int:
         number = self._seen.get(state)

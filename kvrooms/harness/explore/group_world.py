@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 from ...engine.group_leader import Deciding, Leader
 from ...engine.group_member import Member
 from ...protocol.failure import Failure, Reason
-from ...protocol.group import Acknowledge, ReportDone, ReportFailed
+from ...protocol.group import Acknowledge, LeaderInput, MemberInput, ReportDone, ReportFailed
 from ...protocol.identity import RoomKey
 from ...protocol.status import Status
 from ...protocol.wire import Body
-from ...statemachine.group import Decision
-from .glue import Broken
+from ...statemachine.group import DECISION, STANDING, Decision
+from .glue import Broken, Cells
 
 KEY = RoomKey(7, 0)
 BAD = Failure(Reason.SEND_ERROR, "it broke here")
@@ -45,6 +45,38 @@ class Setup(NamedTuple):
     kept: int = LIMIT
 
 
+class Seen:
+    """What a search has seen: cells that were taken, and outcomes with their causes, as `search.Found` has them."""
+
+    def __init__(self) -> None:
+        self.cells = Cells()
+        self.outcomes: set[tuple[str, str, str]] = set()
+
+
+class _Leader(Leader):
+    """The running one, watched."""
+
+    def __init__(self, world: World, setup: Setup) -> None:
+        super().__init__(setup.size, world, LIMIT, setup.kept)
+        self._seen_by = world.seen
+
+    def _step(self, room: Deciding, event: LeaderInput) -> None:
+        self._seen_by.cells.visit(DECISION, room.value.state, event.KIND)
+        super()._step(room, event)
+
+
+class _Member(Member):
+    """The running one, watched."""
+
+    def __init__(self, rank: int, caller: _Caller, world: World) -> None:
+        super().__init__(rank, caller, LIMIT)
+        self._seen_by = world.seen
+
+    def _step(self, key: RoomKey, event: MemberInput) -> None:
+        self._seen_by.cells.visit(STANDING, self._rooms[key].state, event.KIND)
+        super()._step(key, event)
+
+
 class Life(NamedTuple):
     """One life of a rank's room. local: "open", "done" or "failed". shown: the outcome, once it was told."""
 
@@ -59,7 +91,7 @@ class Rank:
 
     def __init__(self, number: int, world: World) -> None:
         self.number = number
-        self.member: Member | None = Member(number, _Caller(self, world), LIMIT)
+        self.member: Member | None = _Member(number, _Caller(self, world), world)
         self.lives: list[Life] = []
         self.link = "up"
         self.down: list[Body] = []
@@ -88,6 +120,7 @@ class _Caller:
 
     def decided(self, key: RoomKey, status: Status, failure: Failure | None) -> None:
         self._world.shown(self._rank, status)
+        self._world.seen.outcomes.add(("group", status.name, failure.reason.value if failure is not None else ""))
 
     def abort(self, key: RoomKey, failure: Failure) -> None:
         self._rank.change(aborted=True)
@@ -102,10 +135,11 @@ class _Caller:
 class World:
     """A state that can be moved. `freeze` and `thaw` make it a value and back."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, seen: Seen | None = None) -> None:
         self.setup = setup
+        self.seen = seen or Seen()
         self.left = setup.budget
-        self.leader: Leader | None = Leader(setup.size, self, LIMIT, setup.kept)
+        self.leader: Leader | None = _Leader(self, setup)
         self.ranks = [Rank(number, self) for number in range(setup.size)]
         for rank in self.ranks:
             if rank.member is not None:
@@ -210,7 +244,7 @@ class World:
 
 # -- states as values --------------------------------------------------------------------------------------------------
 
-_APART = ("_port", "counters", "size", "_limit", "_kept_limit", "rank", "_park_limit")
+_APART = ("_port", "counters", "size", "_limit", "_kept_limit", "rank", "_park_limit", "_seen_by")
 
 
 def _frozen(value: Any) -> Any:
@@ -240,9 +274,9 @@ def freeze(world: World) -> Frozen:
     return world.left, world.armed, world.timed, world.counted, _state(world.leader), ranks
 
 
-def thaw(setup: Setup, state: Frozen) -> World:
+def thaw(setup: Setup, state: Frozen, seen: Seen | None = None) -> World:
     """The world that a value stands for."""
-    world = World(setup)
+    world = World(setup, seen)
     world.left, world.armed, world.timed, world.counted, leader, ranks = state
     if leader is None:
         world.leader = None

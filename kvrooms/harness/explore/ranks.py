@@ -65,6 +65,7 @@ class World(NamedTuple):
 
 
 FAULTS = ("decode aborts", "prefill aborts", "prefill dies")
+OVERDUE = "decode overdue"
 Move = tuple[str, World]
 
 
@@ -72,7 +73,8 @@ class Shape(NamedTuple):
     """What to explore. owed: per pair (p * D + d) whether that prefill rank owes that decode rank its page.
 
     fault: of `FAULTS`, at the first rank of its side, at any moment or never; "" for none. Which rank is called the
-    first does not matter. in_time: the callers of prefill have sent everything before.
+    first does not matter. `OVERDUE`: the deadline of any rank of decode passes. in_time: the callers of prefill have
+    sent everything before. bound: prefill has bound every grant, and said so, before.
     """
 
     prefills: int
@@ -80,6 +82,7 @@ class Shape(NamedTuple):
     owed: tuple[bool, ...]
     fault: str = ""
     in_time: bool = False
+    bound: bool = False
 
 
 class Ranks:
@@ -87,7 +90,7 @@ class Ranks:
 
     def __init__(self, shape: Shape) -> None:
         self._cells = Cells()
-        self._p, self._d, self._owed, self._fault, in_time = shape
+        self._p, self._d, self._owed, self._fault, in_time, self._bound = shape
         prefills, decodes, owed, fault = self._p, self._d, self._owed, self._fault
         self._start = World(
             (rooms.decode_room(),) * decodes,
@@ -100,25 +103,38 @@ class Ranks:
 
     def run(self) -> Found:
         """Explore it all."""
-        start = self._start
-        for d in range(self._d):
-            manifests = tuple(self._manifest(p, d) for p in range(self._p))
-            start = self._decode(start, d, Located(manifests))
+        start = self.located()
         paths: dict[World, tuple[World | None, str]] = {start: (None, "")}
         queue, steps, broken = deque([start]), 0, dict[str, Counterexample]()
         while queue:
             world, bottom = queue.popleft(), True
-            for text, after in self._moves(world):
+            for text, after in self.moves(world):
                 bottom = False
                 steps += 1
                 if after not in paths:
                     paths[after] = (world, text)
                     queue.append(after)
-            for found in self._judge(world, bottom=bottom):
+            for found in self.judge(world, bottom=bottom):
                 broken.setdefault(found.property, self._example(found, paths, world))
         checked = Counter(dict.fromkeys(("L2", "L3", "L5", "S1", "S3"), len(paths)))
         cells = dict(self._cells.visits)
         return Found(len(paths), steps, complete=True, checked=dict(checked), broken=broken, cells=cells)
+
+    @property
+    def cells(self) -> Counter[str]:
+        """How often each cell of the tables was taken."""
+        return self._cells.visits
+
+    def located(self) -> World:
+        """Where it begins: the ranks of decode know those of prefill, and have told them what they want."""
+        start = self._start
+        for d in range(self._d):
+            manifests = tuple(self._manifest(p, d) for p in range(self._p))
+            start = self.decode(start, d, Located(manifests))
+        while self._bound and any(pair.to_prefill or pair.to_decode for pair in start.pairs):
+            i = next(i for i, pair in enumerate(start.pairs) if pair.to_prefill or pair.to_decode)
+            _, start = next(self._between(start, i, *divmod(i, self._d), start.pairs[i]))
+        return start
 
     def _manifest(self, p: int, d: int) -> Manifest:
         return PAGE if self._owed[p * self._d + d] else EMPTY
@@ -135,7 +151,8 @@ class Ranks:
 
     # -- what holds ----------------------------------------------------------------------------------------------
 
-    def _judge(self, world: World, *, bottom: bool) -> Iterator[Broken]:
+    def judge(self, world: World, *, bottom: bool, faultless: bool = True) -> Iterator[Broken]:
+        """What is wrong in a state. bottom: nothing can happen any more. faultless: elsewhere there was no fault."""
         for i, pair in enumerate(world.pairs):
             p, d = divmod(i, self._d)
             if world.decodes[d].phase is Phase.DONE and self._owed[i] and pair.write != LANDED:
@@ -144,7 +161,7 @@ class Ranks:
                 yield Broken("S3", f"the lease of prefill {p} at decode {d} is over, and its write is under way")
         if not bottom:
             return
-        faultless = world.fault == self._start.fault
+        faultless = faultless and world.fault == self._start.fault
         phases = [room.phase for room in world.decodes] + [one[0].phase for one in world.prefills if one is not None]
         if faultless and set(phases) != {Phase.DONE}:
             yield Broken("L2", f"nothing happens any more, and the rooms are {[phase.value for phase in phases]}")
@@ -159,7 +176,8 @@ class Ranks:
 
     # -- what can happen -----------------------------------------------------------------------------------------
 
-    def _moves(self, world: World) -> Iterator[Move]:
+    def moves(self, world: World) -> Iterator[Move]:
+        """Everything that can happen now."""
         for p, prefill in enumerate(world.prefills):
             if prefill is not None and not prefill[1] and prefill[0].phase not in TERMINAL:
                 yield f"prefill {p}: its caller sends", self._sends(world, p)
@@ -207,11 +225,15 @@ class Ranks:
     def _faults(self, world: World) -> Iterator[Move]:
         abort, prefill = Fail(RoomEvent.ABORT, Reason.ABORTED), world.prefills[0]
         if self._fault == "decode aborts" and world.decodes[0].phase not in TERMINAL:
-            yield "decode 0: its caller aborts", self._decode(world, 0, abort)
+            yield "decode 0: its caller aborts", self.decode(world, 0, abort)
         if self._fault == "prefill aborts" and prefill is not None and prefill[0].phase not in TERMINAL:
             yield "prefill 0: its caller aborts", self._prefill(world, 0, abort)
         if self._fault == "prefill dies" and prefill is not None:
             yield "prefill 0: is killed", self._killed(world, 0)
+        for d in range(self._d if self._fault == OVERDUE else 0):
+            if world.decodes[d].phase not in TERMINAL:
+                late = Fail(RoomEvent.DEADLINE, Reason.DEADLINE_MOVING)
+                yield f"decode {d}: its deadline passes", self.decode(world, d, late)
 
     def _killed(self, world: World, p: int) -> World:
         for i in range(p * self._d, (p + 1) * self._d):
@@ -226,7 +248,7 @@ class Ranks:
     def _noted(self, world: World, i: int, p: int, d: int) -> World:
         if world.decodes[d].phase in TERMINAL:
             return world  # the token of an ended room is forgotten
-        return self._decode(world, d, Landed(p, PartKind.KV, 0, 0, 1))
+        return self.decode(world, d, Landed(p, PartKind.KV, 0, 0, 1))
 
     def _at_prefill(self, world: World, i: int, p: int, d: int, frame: str) -> World:
         if frame == "METADATA":
@@ -241,16 +263,17 @@ class Ranks:
         if world.pairs[i].lease in FREED:
             return world  # a grant that is over is not known any more
         if frame == "ACCEPT":
-            return self._decode(world, d, Accepted(p))
+            return self.decode(world, d, Accepted(p))
         lost = frame == "its end"
         fail = Fail(RoomEvent.PEER_LOST if lost else RoomEvent.PEER_FAILED, Reason.PEER_FAILED)
         if world.decodes[d].phase not in TERMINAL:
-            world = self._decode(world, d, fail)
+            world = self.decode(world, d, fail)
         if frame == "FAILED":
             return world
         return self._lease(world, i, LeaseEvent.WRITER_GONE if lost else LeaseEvent.ACKED)
 
-    def _decode(self, world: World, d: int, event: Any) -> World:
+    def decode(self, world: World, d: int, event: Any) -> World:
+        """A step of the room of a rank of decode, and what follows from it."""
         before = world.decodes[d]
         room, row = rooms.step_decode(before, event)
         self._cells.visit(rooms.DECODE_ROOM, before.phase, event.KIND)

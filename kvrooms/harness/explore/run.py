@@ -14,6 +14,8 @@ from ...protocol.invariants import INVARIANTS
 from ..evidence import Counterexample, Step, Tally
 from .alone import Alone
 from .configs import NAMES, Job, Scope, jobs
+from .group_search import GroupSearch
+from .grouped import Grouped
 from .ranks import Ranks
 from .search import Found, Search
 from .vacuity import unreached
@@ -35,7 +37,7 @@ class ConfigResult(NamedTuple):
 class Exploration(NamedTuple):
     """What an exploration has found.
 
-    cells: per cell of the four tables, how many distinct steps took it. timers: how often a timer closed which
+    cells: per cell of the tables, how many distinct steps took it. timers: how often a timer closed which
     obligation ("moving: decode KV"). unreached: what should have been reached and was not (see `vacuity`); with
     anything in it the exploration is not complete.
     """
@@ -74,7 +76,11 @@ def explore(
 def search(job: Job) -> tuple[Job, Found, float]:
     """One job, from the beginning, with nothing remembered from another. The seconds it took."""
     started = time.monotonic()
-    if job.shape is not None:
+    if job.group is not None and job.shape is not None:
+        found = Grouped(job.shape, job.group).run()
+    elif job.group is not None:
+        found = GroupSearch(job.group).run().found()
+    elif job.shape is not None:
         found = Ranks(job.shape).run()
     else:
         found = Alone().run() if job.config == "alone" else _searched(job)

@@ -12,10 +12,12 @@ from typing import Any
 
 from ...protocol.failure import Reason
 from ...protocol.status import Phase
-from ...statemachine import memory, rooms
+from ...statemachine import group, memory, rooms
 from ...statemachine.table import Table
 
-TABLES: tuple[Table[Any, Any, Any], ...] = (rooms.DECODE_ROOM, rooms.PREFILL_ROOM, memory.LEASE, memory.DRAIN)
+TABLES: tuple[Table[Any, Any, Any], ...] = (
+    rooms.DECODE_ROOM, rooms.PREFILL_ROOM, memory.LEASE, memory.DRAIN, group.DECISION, group.STANDING,
+)  # fmt: skip
 
 OUT_OF_REACH: dict[str, str] = {
     r"decode room: \w+ x POST_ERROR": "decode posts no write",
@@ -39,16 +41,20 @@ OUT_OF_REACH: dict[str, str] = {
     r"lease: RELEASED x \w+": "a grant that is released is forgotten",
     r"drain: DRAINED x \w+": "a grant that is drained is forgotten; the grant book answers for it",
     r"drain: VOID x (POSTED|FINISHED)": "nothing is posted for a void grant, and its room is not DONE",
+    r"group decision: OPEN x ACKED": "nobody acknowledges what is not decided",
+    r"group decision: (DONE|FAILED) x DEADLINE": "a room that is decided has no deadline",
+    r"group member: (OPEN|FAILING) x TOLD_DONE": "a leader that counts says DONE to ranks that have reported it",
+    r"group member: (REPORTED|WITHDRAWN) x ENDED_\w+": "a room ends once",
+    r"group member: (DONE|FAILED) x \w+": "a room whose outcome is known is forgotten",
 }  # fmt: skip
 REASONS_APART: dict[Reason, str] = {
     Reason.CORRUPTED: "digests are taken from bytes, and no byte is modelled",
-    Reason.DEADLINE_DECISION: "ranks of one instance are explored by themselves (`explore.group`)",
 }
 """Reasons that the exploration does not reach."""
 
 
 def cells() -> Iterator[str]:
-    """The name of every cell of the four tables, as `glue.Cells` counts them."""
+    """The name of every cell of the tables, as `glue.Cells` counts them."""
     for table in TABLES:
         for state, event in table.cells:
             yield f"{table.name}: {state.name} x {event.name}"
