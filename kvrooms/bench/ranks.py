@@ -16,7 +16,8 @@ from ..protocol.manifest import Declaration, derive
 from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
 from ..protocol.shaped import PairTable
-from ..protocol.shares import covers_of, pair_up
+from ..protocol.shares import Share, covers_of, pair_up
+from ..protocol.staging import Slots, Staging, slot_bytes
 from .engines import EngineDecode, EnginePrefill
 from .figures import Run
 from .split import CUTS, RankPool, Split
@@ -73,28 +74,42 @@ class Sender(_Rank[EnginePrefill]):
         return self.engines[cut].carry(limit_s)
 
     def plan_s(self, cut: str) -> float:
-        """Seconds that planning the pieces of a room takes, sent in one chunk to the first decode rank."""
+        """Seconds that planning the pieces of a room takes, sent in one chunk to the first decode rank.
+
+        They are planned as they are sent, through slots too; where the runs are that are gathered is a part of it.
+        """
         memory, split = self.pool.memory(cut), self.pool.split
         prefill, decode = split.instance("prefill", cut), split.instance("decode", cut)
         theirs = _elsewhere(memory, decode.ranks[0].layout)
         settings = self.engines[cut].engine.settings
         tables = DescriptorTable(memory.layout, memory.regions), DescriptorTable(decode.ranks[0].layout, theirs)
         pairs = covers = None
+        lent = False
         if split.many > 1:
             share = pair_up(prefill, decode).shares[self.pool.rank, 0]
             covers = covers_of(share, prefill.ranks[self.pool.rank])
-            pairs = PairTable(Side(memory.layout, memory.regions), Side(decode.ranks[0].layout, theirs), share)
+            pairs, lent = self._pairs(Side(memory.layout, memory.regions), Side(decode.ranks[0].layout, theirs), share)
         pages = self.pool.group(0)
         wanted = Wanted(derive(memory.layout, len(pages), 0, (), aux=True, covers=covers), pages, 0, ())
         seconds = []
         for _ in range(_PLANS):
-            outbox = Outbox(memory.layout, *tables, settings.piece_bytes, pairs)
+            outbox = Outbox(memory.layout, *tables, settings.piece_bytes, pairs, lent=lent)
             outbox.put(Send(0, pages, (), 0, Declaration()))
             began = time.perf_counter()
-            while outbox.peek(wanted) is not None:
+            while (piece := outbox.peek(wanted)) is not None:
+                if piece.staged is not None:
+                    piece.staged.pack()
                 outbox.take()
             seconds.append(time.perf_counter() - began)
         return min(seconds)
+
+    def _pairs(self, ours: Side, theirs: Side, share: Share) -> tuple[PairTable, bool]:
+        """The plans as the engines of both sides make them out, and whether decode lends slots."""
+        settings = self.engines["heads"].engine.settings
+        staging = Staging(settings.staging_max_slice_bytes, slot_bytes(settings.staging_bytes))
+        parts = PairTable(ours, theirs, share, staging).scattered
+        slots = Slots(_SOMEWHERE, 1, staging.slot_bytes, parts) if parts else None
+        return PairTable(ours, theirs, share, staging, slots), bool(parts)
 
 
 def _elsewhere(memory: Memory, layout: Layout) -> Regions:
