@@ -7,7 +7,8 @@ import itertools
 import pytest
 from mutants import Mutant, dies, named
 
-from kvrooms.protocol import events, failure, status
+from kvrooms.protocol import events, failure, status, wire
+from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.events import DEADLINE_REASON, Timer
 from kvrooms.protocol.failure import Failure, Reason
 from kvrooms.protocol.status import Phase, Status
@@ -93,3 +94,13 @@ def test_every_room_deadline_has_its_reason() -> None:
 def test_commands_speak() -> None:
     assert str(events.Command(events.Do.ARM, Timer.CAP)) == "ARM(CAP)"
     assert str(events.Command(events.Do.FREE)) == "FREE"
+
+
+def test_a_reason_of_a_later_version_is_a_malformed_frame_and_not_taken_for_another() -> None:
+    """Whether to try again follows from the reason alone: the frame has no place for it, and none is made up."""
+    frame = wire.encode(wire.Failed(3, Reason.SEND_ERROR, "x"), 1, 2, 0)[wire.PREFIX_LENGTH :]
+    assert wire.decode(frame).body == wire.Failed(3, Reason.SEND_ERROR, "x")
+    strange = frame.replace(b"send_error", b"lend_error")
+    assert strange != frame
+    with pytest.raises(WireError, match="lend_error"):
+        wire.decode(strange)
