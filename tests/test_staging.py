@@ -92,18 +92,15 @@ def pages_of(pairs: PairTable) -> int:
 
 
 def test_without_staging_nothing_is_lent_or_gathered() -> None:
-    here = Memory(Layout(1), Regions((), (), ()))
+    here = Memory(Layout(1, (), (), ()), Regions((), (), ()))
     assert PairTable(here, here, Share(1, 1, 0, ())).scattered == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"), [("staging-tp1-2", {}), ("staging-tp2-1", {}), ("staging-tp1-2", {"max": 1})]
-)
-def test_few_runs_or_long_ones_go_one_by_one(name: str, limit: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "short"), [("staging-tp1-2", 2048), ("staging-tp2-1", 2048), ("staging-tp1-2", 1)])
+def test_few_runs_or_long_ones_go_one_by_one(name: str, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvrooms.protocol.shaped.RUNS_MIN", 2**30)
     monkeypatch.setattr("kvrooms.engine.decode_staging.RUNS_MIN", 2**30)
-    settings = EngineSettings(staging_max_slice_bytes=1) if limit else EngineSettings()
-    ranks = Ranks(CASES[name], settings=settings)
+    ranks = Ranks(CASES[name], settings=EngineSettings(staging_max_slice_bytes=short))
     check(ranks)
     assert count(ranks, "pieces gathered") == count(ranks, "pieces scattered") == 0
 
