@@ -53,12 +53,38 @@ def test_the_kinds_that_take_several_ranks_have_a_test_in_the_simulated_world_an
     simulated = (ROOT / "tests" / "test_engine_ranks.py").read_text(encoding="utf-8")
     real = (ROOT / "tests" / "test_faults_ranks.py").read_text(encoding="utf-8")
     assert "pytest.mark.nixl" in real
-    section = DOCUMENT.partition("## Rooms between several ranks")[2]
-    rows = [line.split("|") for line in section.splitlines() if line.startswith("|")][2:]
-    assert len(rows) >= 5
-    for _, kind, _, low, high, _ in rows:
-        names = [re.findall(r"`(test_\w+)`", cell) for cell in (low, high)]
-        assert all(names), kind
-        assert all(f"def {name}(" in simulated for name in names[0]), kind
+    section = section_of("Rooms between several ranks")
+    assert len(list(kinds_of(section))) >= 5
+    for kind, low, high in kinds_of(section):
+        assert high, kind
+        assert low, kind
+        assert all(f"def {name}(" in simulated for name in low), kind
     for name in re.findall(r"def (test_on_nixl_\w+)\(", real):
+        assert f"`{name}`" in section, name
+
+
+def section_of(title):
+    """What stands below a heading, up to the next one."""
+    return DOCUMENT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def kinds_of(section):
+    """Of each row of the table in a section its kind, and the tests that its last two cells name."""
+    for line in [line for line in section.splitlines() if line.startswith("|")][2:]:
+        _, kind, _, low, high, _ = line.split("|")
+        yield kind, re.findall(r"`(test_\w+)`", low), re.findall(r"`(test_\w+)`", high)
+
+
+def test_what_happens_to_groups_has_a_test_in_the_simulated_world_and_one_between_processes():
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")}
+    apart = [texts[f"test_{name}.py"] for name in ("faults_groups", "cases_ranks", "group_processes")]
+    simulated = [text for name, text in texts.items() if name.startswith("test_group_") and text not in apart]
+    section = section_of("Groups of ranks")
+    assert len(list(kinds_of(section))) >= 5
+    for kind, low, high in kinds_of(section):
+        assert low, kind
+        assert all(any(f"def {name}(" in text for text in simulated) for name in low), kind
+        assert high, kind
+        assert all(any(f"def {name}(" in text for text in apart) for name in high), kind
+    for name in re.findall(r"def (test_on_nixl_\w+)\(", apart[0]):
         assert f"`{name}`" in section, name
