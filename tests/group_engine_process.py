@@ -1,0 +1,87 @@
+"""One rank of a group with real engines, in a process that drains when it is told to end.
+
+Arguments: rank, how long a drain may last. The first line on standard input says where the leader is (empty on rank 0),
+each other one what to do; it is answered by a line on standard output. What became of the rooms when the process was
+told to end is a line more. Rooms are numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from kvrooms import Buffer, DecodeEngine, Memory, PrefillEngine, RoomGroup
+from kvrooms.engine.decode import DecodeRoom
+from kvrooms.engine.draining import Drainer
+from kvrooms.engine.host import Drained
+from kvrooms.engine.prefill import PrefillRoom
+from kvrooms.protocol.errors import KvroomsError
+
+
+def memory() -> Memory:
+    """Sixteen pages."""
+    return Memory(4, kv=[Buffer(0, "k", np.zeros((16, 64), np.uint8))])
+
+
+def say(*words: object) -> None:
+    """A line."""
+    print(*words, flush=True)
+
+
+def report(found: dict[str, Drained]) -> None:
+    """What became of the rooms of the decode engine."""
+    drained = found["decode"]
+    say("drained", drained.done, drained.failed, len(drained.aborted))
+
+
+class Side:
+    """The engines of the process."""
+
+    def __init__(self, group: RoomGroup) -> None:
+        self.group = group
+        self.prefill = PrefillEngine(memory(), name="prefill")
+        self.decode = DecodeEngine(memory(), name="decode", group=group)
+        self.rooms: dict[int, tuple[DecodeRoom, PrefillRoom]] = {}
+
+    def obey(self, line: str) -> None:
+        """Do what a line says, and answer."""
+        match line.split():
+            case ["probe"]:
+                with self.prefill.open(100):
+                    say("not told to end")
+            case ["open", number]:
+                room = int(number)
+                receiver = self.decode.open(room, bootstrap=self.prefill.bootstrap, pages=[room])
+                self.rooms[room] = receiver, self.prefill.open(room)
+                say("opened")
+            case ["send", number]:
+                receiver, sender = self.rooms[int(number)]
+                sender.send([int(number)], last=True)
+                say("sent", sender.wait(30).name, receiver.wait(30).name)
+            case ["outcome", number]:
+                one, _ = self.rooms[int(number)]
+                say("outcome", one.wait_outcome(30).name, one.outcome_failure or "")
+            case ["tables"]:
+                say("tables", {**self.decode.tables(), **self.group.tables()})
+
+
+def main() -> None:
+    """Until standard input ends."""
+    rank, limit_s = int(sys.argv[1]), float(sys.argv[2])
+    drainer = Drainer(report, limit_s)
+    group = RoomGroup(rank, 2, sys.stdin.readline().strip() or "127.0.0.1:0")
+    say("address", group.address)
+    group.join()
+    side = Side(group)
+    say("joined")
+    for line in sys.stdin:
+        try:
+            side.obey(line)
+        except KvroomsError as error:
+            say("refused", type(error).__name__, error)
+    drainer.finish()
+
+
+if __name__ == "__main__":
+    main()
