@@ -5,7 +5,8 @@
 
 Fill in the first group and SMOKE, L2, S1 and A1 can be judged; each further group makes more properties decidable. The
 words on every method stand in `kvrooms.harness.conformance.subject.Subject`, also how engines fit that know no room
-numbers or that pull. Until a method is filled in, the verdicts that need it are unknown, which is no pass.
+numbers or that pull (`conformance_pull.py` beside this file is one). Until a method is filled in, the verdicts that
+need it are unknown, which is no pass.
 """
 
 from kvrooms.harness.conformance.subject import ABSENT, Subject, Traits, Unsupported, View

@@ -89,3 +89,16 @@ def test_without_its_option_the_plugin_costs_nothing(tmp_path):
     done = run(tmp_path, "-q", inside=show)
     assert done.returncode == 0
     assert json.loads(done.stdout.strip().splitlines()[-1]) == [True]
+
+
+def test_options_reach_the_subject(tmp_path):
+    done = run(tmp_path, "--kvrooms-subject", TOY, "--kvrooms-option", "defect=SMOKE", "-k", "SMOKE")
+    assert done.returncode == 1
+    assert "SMOKE does not hold" in done.stdout
+
+
+def test_the_subject_sglang_is_told_its_version_by_an_option(tmp_path):
+    arguments = ("--kvrooms-subject", "sglang", "--kvrooms-option", "wheel=no_such_file.whl", "-k", "L2")
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert "no_such_file.whl is not a file" in done.stdout

@@ -19,6 +19,7 @@ from kvrooms.harness.evidence import PROPERTY_IDS, Step
 from kvrooms.protocol.errors import InvalidArgument
 
 WRONG, TEMPLATE = "examples/conformance_wrong.py:Wrong", "examples/conformance_template.py:Template"
+PULL = "examples/conformance_pull.py:Pull"
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,7 @@ def test_options_reach_the_subject():
         ("nobody", {}, "kvrooms, kvrooms-sim, sglang, or module:Class"),
         ("no.such.module:Class", {}, "No module named"),
         ("conformance_toy:Nothing", {}, "has no Nothing"),
+        ("conformance_toy:Half", {}, "derives from kvrooms.harness.conformance.subject.Subject"),
         ("examples/none.py:Wrong", {}, "is no Python file"),
         ("conformance_toy:Toy", {"options": {"colour": "red"}}, "colour"),
         ("kvrooms-sim", {"options": {"colour": "red"}}, "has no options"),
@@ -147,6 +149,49 @@ def test_options_reach_the_subject():
 def test_what_is_no_subject_is_refused_in_words(name, given, says):
     with pytest.raises(InvalidArgument, match=re.escape(says)):
         find(name, **given)
+
+
+@pytest.mark.parametrize(("text", "says"), [("x = ", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
+def test_a_module_that_cannot_be_imported_is_refused_in_words(tmp_path, text, says):
+    (tmp_path / "subject_of_nobody.py").write_text(text)
+    with pytest.raises(InvalidArgument, match=f"cannot be imported: {says}"):
+        find(f"{tmp_path}/subject_of_nobody.py:Subject")
+
+
+def test_a_class_that_cannot_be_made_is_refused_in_words(tmp_path):
+    text = "from kvrooms.harness.conformance.subject import Subject\nclass Mine(Subject):\n    def __init__(self):\n"
+    (tmp_path / "subject_of_nobody.py").write_text(text + "        raise OSError('no such device')\n")
+    with pytest.raises(InvalidArgument, match="cannot be made: OSError: no such device"):
+        find(f"{tmp_path}/subject_of_nobody.py:Mine")
+
+
+@pytest.mark.parametrize("arguments", [("--property", "X9"), ("--html", "no/such/folder/x.html")])
+def test_what_cannot_be_done_is_refused_before_anything_runs(arguments):
+    result = command("kvrooms-sim", *arguments)
+    assert isinstance(result.exception, InvalidArgument)
+    assert not result.stderr
+
+
+def test_a_run_leaves_nothing_where_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command("kvrooms-sim", "--property", "SMOKE", "--examples", "3").exit_code == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_pulls_and_knows_no_numbers_can_be_judged():
+    result = command(PULL, "--json", "--examples", "20")
+    assert result.exit_code == 2
+    found = {one["id"]: one["ok"] for one in json.loads(result.stdout)["properties"]}
+    assert {name for name, ok in found.items() if ok is not True} == {"S4", "S5"}
+    assert (found["S4"], found["S5"]) == (None, None)
+
+
+def test_a_lease_that_an_engine_that_pulls_forgets_is_found():
+    result = command(PULL, "--option", "forgets=yes", "--json", "--property", "L3", "--property", "L5")
+    assert result.exit_code == 1
+    leased, asked = json.loads(result.stdout)["properties"]
+    assert (leased["ok"], asked["ok"]) == (False, False)
+    assert leased["counterexample"]["input"]["calls"] == "prefill open, prefill send 0, decode open, decode abort"
 
 
 def test_an_option_is_a_name_and_a_value():

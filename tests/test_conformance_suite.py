@@ -232,3 +232,14 @@ def test_decode_comes_after_the_last_send_where_it_must():
 
 def test_both_sides_can_be_named():
     assert SIDES == ("prefill", "decode")
+
+
+def test_a_subject_that_cannot_be_stopped_does_not_hide_what_was_found():
+    class Stuck(Toy):
+        def stop(self):
+            raise OSError("a thread is left")
+
+    subject = Stuck("SMOKE")
+    with pytest.warns(RuntimeWarning, match="a thread is left"):
+        [outcome] = run(subject, default_effort(subject, examples=5), ("SMOKE",))
+    assert outcome.ok is False

@@ -50,11 +50,13 @@ def main(options: ConformanceOptions) -> int:
         print("kvrooms: the conformance suite needs hypothesis: pip install 'kvrooms[harness]'", file=sys.stderr)
         return 2
     from ..harness.conformance.diagram import page
-    from ..harness.conformance.find import find
+    from ..harness.conformance.find import find, given
     from ..harness.conformance.report import json_of, line_of, markdown_of
-    from ..harness.conformance.suite import Outcome, default_effort, run, status
+    from ..harness.conformance.suite import Outcome, default_effort, no_traces, run, status
 
-    subject = find(options.subject, version=options.version, wheel=options.wheel, options=_given(options.options))
+    subject = find(options.subject, version=options.version, wheel=options.wheel, options=given(options.options))
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise InvalidArgument("html", str(options.html), "must be a file in a folder that is there")
     effort = default_effort(
         subject, examples=options.examples, seconds=options.seconds, patience_s=options.patience_s, seed=options.seed
     )
@@ -65,7 +67,8 @@ def main(options: ConformanceOptions) -> int:
         if outcome.counterexample is not None:
             print(outcome.counterexample.text(), file=sys.stderr, flush=True)
 
-    outcomes = run(subject, effort, options.properties, progress)
+    with no_traces():
+        outcomes = run(subject, effort, options.properties, progress)
     if options.html is not None:
         found = [outcome.counterexample for outcome in outcomes if outcome.counterexample is not None]
         options.html.write_text(page(f"{subject.name} {subject.version}".strip(), found), encoding="utf-8")
@@ -77,14 +80,3 @@ def main(options: ConformanceOptions) -> int:
     if options.json:
         print(json_module.dumps(json_of(subject, outcomes)), flush=True)
     return status(outcomes)
-
-
-def _given(options: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE pairs. Raises InvalidArgument."""
-    found = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or not name.isidentifier():
-            raise InvalidArgument("option", option, "must be NAME=VALUE")
-        found[name] = value
-    return found

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SUBJECT = "--kvrooms-subject"
 _ALLOW = "--kvrooms-allow-unknown"
+_OPTION = "--kvrooms-option"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvrooms", "conformance of an implementation to the properties of kvrooms")
     group.addoption(_SUBJECT, metavar="MODULE:CLASS", help="run the suite on this subject")
     group.addoption(_ALLOW, action="store_true", help="skip a property whose verdict is unknown, instead of failing")
+    group.addoption(
+        _OPTION, metavar="NAME=VALUE", action="append", default=[], help="for the subject's class; may be repeated"
+    )
     group.addoption("--kvrooms-examples", type=int, metavar="N", help="examples per property, about")
     group.addoption("--kvrooms-seconds", type=float, metavar="S", help="seconds per property, about")
     group.addoption("--kvrooms-patience", type=float, metavar="S", help="seconds without change that are a hang")
@@ -50,13 +54,15 @@ def pytest_collection(session: pytest.Session) -> object:
 
 def _items(session: pytest.Session) -> list[pytest.Item]:
     from ..protocol.errors import InvalidArgument
-    from .conformance.find import find
+    from .conformance.find import find, given
     from .conformance.suite import default_effort
     from .evidence import PROPERTY_IDS
 
     option = session.config.getoption
     try:
-        subject = find(option(_SUBJECT))
+        options, which = given(option(_OPTION)), option(_SUBJECT)
+        source = {name: options.pop(name, None) for name in ("version", "wheel")} if which == "sglang" else {}
+        subject = find(which, **source, options=options)
     except InvalidArgument as error:
         raise pytest.UsageError(f"{_SUBJECT}: {error}") from error
     effort = default_effort(

@@ -106,11 +106,14 @@ def _faults(draw: Any, subject: Subject, shape: Shape) -> Plan:
     lost: Side | None = None
     if traits.lost_messages and traits.deadlines == frozenset(SIDES) and draw(st.integers(0, 3)) == 3:
         lost = draw(st.sampled_from(SIDES))
+    held = False
     if lost is None or draw(st.booleans()):
         cut = draw(cuts(traits, ("abort", "fail", "kill"), room, first=_known_at(room)))
         # Writes that fail are noticed only if the caller goes on.
         room = room._replace(cut=cut._replace(then=cut.verb == "fail"))
-    return Plan((room,), lost=lost, deadline=lost is not None, seed=seeds(draw, traits))
+        # Where decode is opened last, all is over before a fault that comes later, unless nothing can move.
+        held = traits.held_writes and (not traits.decode_first or draw(st.booleans()))
+    return Plan((room,), held=held, lost=lost, deadline=lost is not None, seed=seeds(draw, traits))
 
 
 def _after_both(plan: Plan) -> bool:
@@ -125,9 +128,14 @@ def _known_at(room: RoomPlan) -> int:
 
 
 def _fault(stage: Stage, plan: Plan) -> bool:
-    live = stage.room(plan.rooms[0])
-    acts = live.plan.acts(barrier=True)
+    live, ended = stage.room(plan.rooms[0]), False
+    acts, cut = live.plan.acts(barrier=True), live.plan.cut
+    if plan.held:
+        stage.hold()
     for number, act in enumerate(acts):
+        if cut is not None and act == (cut.verb, cut.side, 0):
+            stage.look()
+            ended = bool(live.handles) and live.ended
         perform(stage, live, act)
         if act.verb == "rest" and plan.lost is not None:
             stage.note("wire", "fault", f"what {plan.lost} says is lost")
@@ -135,11 +143,12 @@ def _fault(stage: Stage, plan: Plan) -> bool:
             stage.dirty = True
         if number < len(plan.rests):
             stage.rest(plan.rests[number])
-    cut = live.plan.cut
+    if plan.held:
+        release(stage)
     why = f"after {_named(cut)}" if cut is not None else f"what {plan.lost} says is lost"
     patience = stage.patience_s + 2 * (stage.deadline_s or 0.0)
     must_end(stage, [live], why, timers=plan.deadline, patience_s=patience if plan.deadline else None)
-    return True
+    return not ended or plan.lost is not None  # a fault in a room that has ended says nothing
 
 
 def _named(cut: Cut) -> str:

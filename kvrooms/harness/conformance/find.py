@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 from ...protocol.errors import InvalidArgument
 from .subject import Subject
@@ -36,10 +35,14 @@ def find(
     found = getattr(_module(place), class_name, None)
     if found is None:
         raise InvalidArgument("subject", name, f"{place} has no {class_name}")
+    if not (isinstance(found, type) and issubclass(found, Subject)):
+        raise InvalidArgument("subject", name, f"is no class that derives from {Subject.__module__}.Subject")
     try:
-        return cast(Subject, found(**options))
+        return found(**options)
     except TypeError as error:
         raise InvalidArgument("option", dict(options), str(error)) from error
+    except Exception as error:
+        raise InvalidArgument("subject", name, f"cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _shipped(name: str, version: str | None, wheel: str | None) -> Subject:
@@ -75,3 +78,16 @@ def _module(place: str) -> ModuleType:
         return module
     except ImportError as error:
         raise InvalidArgument("subject", place, str(error)) from error
+    except Exception as error:
+        raise InvalidArgument("subject", place, f"cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def given(options: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE texts, as `--option` has them. Raises InvalidArgument."""
+    found = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidArgument("option", option, "must be NAME=VALUE")
+        found[name] = value
+    return found

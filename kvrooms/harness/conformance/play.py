@@ -18,8 +18,7 @@ def weave(stage: Stage, plan: Plan, lives: list[Live], *, barrier: bool = False)
     """The calls of several rooms, woven as the plan says."""
     queues = [(live, live.plan.acts(barrier=barrier)) for live in lives]
     if plan.held:
-        stage.note("wire", "fault", "writes are held back")
-        stage.subject.hold_writes(held=True)
+        stage.hold()
     step = 0
     while waiting := [(live, acts) for live, acts in queues if acts]:
         turn = plan.weave[step] if step < len(plan.weave) else 0

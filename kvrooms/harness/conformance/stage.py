@@ -247,6 +247,11 @@ class Stage:
             with _asked(f"close on {side}", live):
                 self.subject.close(live.handles[side])
 
+    def hold(self) -> None:
+        """Writes do not move their bytes from here on."""
+        self.note("wire", "fault", "writes are held back")
+        self.subject.hold_writes(held=True)
+
     def kill(self, side: Side) -> None:
         """A side dies; its callers with it."""
         self.dirty = True

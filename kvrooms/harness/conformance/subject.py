@@ -12,11 +12,11 @@ needs it is then *unknown*, which is no pass.
 How other kinds of engine fit
 -----------------------------
 **Engines that know no room numbers** (vLLM). `Request.number` and `Request.attempt` are the suite's own name for a
-request. Such a subject keeps a dictionary from it to whatever its engine uses: vLLM's `request_id`, and the
-`kv_transfer_params` (remote engine, host, port, block ids) that its prefill returns and its router hands to decode.
-`Traits.room_numbers` False excludes what only a number that is used again can show. `Traits.decode_first` False says
-that decode can be opened only after prefill's last `send`, because that is when the parameters exist; the suite then
-opens in that order.
+request. Such a subject (`examples/conformance_pull.py`) keeps a dictionary from it to whatever its engine uses: vLLM's
+`request_id`, and the `kv_transfer_params` (remote engine, host, port, block ids) that its prefill returns and its
+router hands to decode. `Traits.room_numbers` False excludes what only a number that is used again can show.
+`Traits.decode_first` False says that decode can be opened only after prefill's last `send`, because that is when the
+parameters exist; the suite then opens in that order.
 
 **Engines that pull** (vLLM's decode READs). `open` on decode starts the reads, `send` on prefill makes pages available
 to be read, `poll` on prefill is done when it has been told that its blocks were read. `Traits.pulls` True only changes
@@ -160,7 +160,8 @@ class Subject:
     def failure(self, room: Handle) -> str | None:
         """Do what a caller does to learn why a room failed; the text, or None if it is told nothing (any more).
 
-        The suite calls it again to see whether the same failure surfaces twice, or another one.
+        The suite calls it again to see whether the same failure surfaces twice, or another one. Afterwards nothing may
+        be held of the room (C2, `Traits.counts`): where callers close a room that they have asked, close it here.
         """
         raise Unsupported(f"{self.name} does not say why a room has failed")
 

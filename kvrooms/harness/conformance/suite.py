@@ -6,16 +6,20 @@ it is shown nothing new, and what was smallest until then is the counterexample.
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
+from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import HypothesisException, HypothesisWarning
 
+from ...protocol.errors import InvalidArgument
 from ..evidence import PROPERTY_IDS, Counterexample
 from .check import Check
 from .checks_guests import FURTHER as GUESTS
@@ -123,10 +127,13 @@ class Session:
             self.stop()
 
     def stop(self) -> None:
-        """End the subject, if it runs."""
+        """End the subject, if it runs. What it raises then says nothing of a property, and must not hide what does."""
         stage, self._stage = self._stage, None
-        if stage is not None:
-            stage.stop()
+        try:
+            if stage is not None:
+                stage.stop()
+        except Exception as error:  # noqa: BLE001 - it is a subject's
+            warnings.warn(f"{self.subject.name} could not be stopped: {error!r}", RuntimeWarning, stacklevel=2)
 
 
 def _all_free(stage: Stage) -> bool:
@@ -312,11 +319,11 @@ def run(
     properties: Iterable[str] = (),
     progress: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Judge these properties of a subject (default: all of them, SMOKE first)."""
+    """Judge these properties of a subject (default: all of them, SMOKE first). Raises InvalidArgument."""
     effort = effort or default_effort(subject)
     wanted = set(properties) or set(PROPERTY_IDS)
     if unknown := wanted - set(PROPERTY_IDS):
-        raise ValueError(f"{', '.join(sorted(unknown))}: no such property; they are {', '.join(PROPERTY_IDS)}")
+        raise InvalidArgument("property", sorted(unknown), f"must be of {', '.join(PROPERTY_IDS)}")
     outcomes: dict[str, Outcome] = {}
     for property_id in ("SMOKE", *PROPERTY_IDS):
         if property_id in wanted and property_id not in outcomes:
@@ -336,3 +343,14 @@ def status(outcomes: Sequence[Outcome]) -> int:
     if any(outcome.ok is False for outcome in outcomes):
         return 1
     return 0 if outcomes and all(outcome.ok for outcome in outcomes) else 2
+
+
+@contextmanager
+def no_traces() -> Iterator[None]:
+    """What hypothesis notes about a run goes away with it; by itself it would leave a folder wherever one stands."""
+    with tempfile.TemporaryDirectory() as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)

@@ -55,7 +55,7 @@ class SglangSubject(Subject):
             raise ValueError("give either a version of SGLang or a wheel file")
         self._source = (version, wheel)
         self.version = version or "unknown"
-        self._wheel: Wheel | None = None
+        self._wheel: Wheel | WheelUnavailableError | None = None
         self._driver: Driver | None = None
         self._sides: dict[Side, SideProcess] = {}
         self._shape: dict[str, Any] = {}
@@ -75,8 +75,13 @@ class SglangSubject(Subject):
 
     def _prepared(self) -> Wheel:
         if self._wheel is None:
-            self._wheel = prepare(*self._source)
-            self.version = self._wheel.version
+            try:
+                self._wheel = prepare(*self._source)
+                self.version = self._wheel.version
+            except WheelUnavailableError as error:
+                self._wheel = error  # every property asks again, and an answer costs seconds
+        if isinstance(self._wheel, WheelUnavailableError):
+            raise self._wheel
         return self._wheel
 
     # -- life ----------------------------------------------------------------------------------------------------
