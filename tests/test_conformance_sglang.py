@@ -144,6 +144,27 @@ def test_sides_are_processes_that_stop_and_start_again(fake):
     assert not alive(driver)
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_child_that_dies_of_its_start_is_tried_once_more_by_a_fresh_driver(fake, monkeypatch, deaths):
+    drivers, fork = [], fake._fork
+
+    def dying(side, address):
+        fork(side, address)
+        if side == "prefill":
+            drivers.append(fake._driver._process.pid)
+            if len(drivers) <= deaths:
+                fake._driver.kill(fake._sides[side])
+
+    monkeypatch.setattr(fake, "_fork", dying)
+    if deaths == 1:
+        fake.start(SHAPE)
+        assert fake.read("prefill", Item("kv", 3)) == bytes(64)
+    else:
+        with pytest.raises(Unsupported, match="the side's process has ended"):
+            fake.start(SHAPE)
+    assert len(set(drivers)) == 2
+
+
 def test_what_sglang_raises_into_its_caller_is_raised_and_remembered(fake):
     fake.start(SHAPE)
     room = fake.open("prefill", Request(7, 0, (1,), 0))

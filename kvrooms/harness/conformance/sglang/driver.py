@@ -26,6 +26,8 @@ MODULES = (
     "sglang.srt.disaggregation.utils",
     "sglang.srt.environ",
 )
+SIDE = f"{__package__}.side"
+"""Imported after SGLang and before the first fork, so that every child runs the same, and an error is told."""
 
 
 def main(descriptor: int, package: Path, dependencies: Path) -> None:
@@ -36,6 +38,7 @@ def main(descriptor: int, package: Path, dependencies: Path) -> None:
         standins.install(package, dependencies)
         for name in MODULES:
             importlib.import_module(name)
+        importlib.import_module(SIDE)
     except Exception as error:  # noqa: BLE001 - any import error is told to the suite, in words
         send_frame(channel, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -69,8 +72,7 @@ def _kill(children: set[int], child: int) -> None:
 def _side(descriptor: int, request: dict[str, Any]) -> None:
     """In the child: never returns, and runs nothing that the first process had registered for its exit."""
     try:
-        from .side import serve
-
+        serve = importlib.import_module(SIDE).serve
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite; it closes the socket
         serve(socket.socket(fileno=descriptor), request)
     finally:

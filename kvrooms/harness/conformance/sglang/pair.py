@@ -87,19 +87,26 @@ class SglangSubject(Subject):
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
-        """Fork both sides from the driver; the first time, load SGLang."""
+        """Fork both sides from the driver; the first time, load SGLang. A child that dies of it is tried once more."""
         self._shape = shape._asdict() | {"state": [part._asdict() for part in shape.state]}
         self._deadline_s = deadline_s
         try:
-            if self._driver is None:
-                self._driver = Driver(self._prepared())
-            for side in SIDES:
-                self._fork(side, "")
-            for side in SIDES:
-                self._sides[side].wait_ready()
-            self._address = self._sides["prefill"].address
+            try:
+                self._begin()
+            except DriverError:
+                self.close_driver()
+                self._begin()
         except (WheelUnavailableError, DriverError) as error:
             raise Unsupported(str(error)) from error
+
+    def _begin(self) -> None:
+        if self._driver is None:
+            self._driver = Driver(self._prepared())
+        for side in SIDES:
+            self._fork(side, "")
+        for side in SIDES:
+            self._sides[side].wait_ready()
+        self._address = self._sides["prefill"].address
 
     def _fork(self, side: Side, address: str) -> None:
         assert self._driver is not None
