@@ -216,6 +216,7 @@ def check_standings() -> None:
             assert after.decided
         if not after.decided and isinstance(event, LinkUp) and room.state is not Standing.OPEN:
             assert commands == [Do.SEND_REPORT]
+            assert after is room, "a new connection changes nothing"
         return after, reported_done, shown or after.decided
 
     assert len(explore((StandingValue(), False, False), INPUTS, advance)) > 8
