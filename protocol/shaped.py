@@ -22,7 +22,7 @@ from .notify import PARTS_MAX, Part, PartKind
 from .packing import Packed
 from .plan import Descriptors, Landing, Piece, Staged, Transfer, reported_last
 from .shares import Share
-from .staging import RUNS_MIN, Slots, Staging, Way, bundles, gathers, scatters
+from .staging import RUNS_MIN, Slots, Staging, Way, bundles, check_room, gathers, scatters
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 class PairTable:
     """The plans of one pair of ranks. Raises WireError, naming the entry, for a share that leaves its items.
 
-    staging: which short runs may go through our slots; None: none. slots: the receiver's; None: it has none.
+    staging: which short runs may go through our slots; None: none. slots: the receiver's, checked; None: it has none.
     """
 
     def __init__(
@@ -43,6 +43,9 @@ class PairTable:
         self._layered: dict[tuple[int, ...], Grid] = {}
         self._staging = staging
         self._slots = slots if staging is not None else None
+        if slots is not None:
+            for (kind, name), grid in self._grids.items():
+                check_room(slots, kind, name, grid)
         self._ways = {
             key: Way.GATHERED if staging is not None and gathers(grid, staging) else Way.DIRECT
             for key, grid in self._grids.items()

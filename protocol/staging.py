@@ -82,8 +82,19 @@ def scatters(kind: PartKind, grid: Grid, staging: Staging) -> bool:
     """Whether a receiver lends slots for a part: short runs that the sender cannot join, in the host's memory."""
     if kind is PartKind.AUX or not _short(grid, staging) or grid.target.memory != "DRAM":
         return False
-    longest = int(grid.buffers.bytes.max()) * grid.blocks_per_position
-    return not _joins(grid) and longest <= staging.slot_bytes and grid.scattering.worth_while
+    return not _joins(grid) and longest(grid) <= staging.slot_bytes and grid.scattering.worth_while
+
+
+def longest(grid: Grid) -> int:
+    """How long a slot is at least that a part goes through: no buffer of a position is cut."""
+    return int(grid.buffers.bytes.max()) * grid.blocks_per_position
+
+
+def check_room(slots: Slots, kind: PartKind, name: str, grid: Grid) -> None:
+    """Raise WireError unless a receiver's slots can hold a part that is to go through them."""
+    if (kind, name) in slots.parts and longest(grid) > slots.length:
+        words = f"slots of {slots.length} bytes for {kind.name} {name!r}, of which {longest(grid)} lie in one buffer"
+        raise WireError("hello.staging", words)
 
 
 def bundles(grid: Grid, staging: Staging) -> bool:

@@ -101,14 +101,12 @@ class PrefillLinks(EngineCore):
             raise WireError("hello.share", "the same incarnation has asked for another share, and has grants of it")
         if hello.staging is not None:
             check_slots(hello.staging)
+        covers, pairs = None, None
+        if share is not None:
+            check_share(share, self.layout, hello.layout)
+            covers, pairs = covers_of(share, us), self._plans(share, Side(hello.layout, hello.regions), hello.staging)
         self._unload(peer)  # what it has registered since then can be written to with its new metadata alone
-        peer.staging = hello.staging
-        if share is None:
-            peer.share = peer.covers = peer.pairs = None
-            return
-        check_share(share, self.layout, hello.layout)
-        pairs = self._plans(share, Side(hello.layout, hello.regions), hello.staging)
-        peer.share, peer.covers, peer.pairs = share, covers_of(share, us), pairs
+        peer.share, peer.staging, peer.covers, peer.pairs = share, hello.staging, covers, pairs
 
     def _plans(self, share: Share, theirs: Side, slots: Slots | None) -> PairTable:
         """The plans for a share; with staging if that is set, and there is or can be a buffer for it."""

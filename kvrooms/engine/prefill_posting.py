@@ -109,7 +109,7 @@ class PrefillPosting(PrefillLinks):
                 if slot is None and stage.holds(writer.peer):
                     return None
             if stage is None or slot is None:
-                piece = staged.direct()
+                piece = staged.direct()._replace(parts=piece.parts, ordered=piece.ordered)
             else:
                 address = stage.gather(slot, staged.pack())
                 self.counters["pieces gathered"] += 1

@@ -10,10 +10,11 @@ from .faults_group import GROUP
 from .faults_protocol import PROTOCOL
 from .faults_public import PUBLIC
 from .faults_shapes import SHAPES
+from .faults_staging import STAGING
 from .faults_tables import TABLES
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS, *SHAPES, *GROUP)
+MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS, *SHAPES, *GROUP, *STAGING)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = (
     "aux-guarded-by-state",

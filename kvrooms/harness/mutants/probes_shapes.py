@@ -117,11 +117,13 @@ def a_share_that_lies_writes_nothing_outside(play: Play) -> None:
     for lie in lies:
         stage = play.ranks(shape(HEADS, ONE, TWO), start=False)
 
-        def lying(hello: wire.Hello, lie: dict[str, Any] = lie) -> wire.Hello:
-            assert hello.share is not None
-            entries: list[Entry] = list(hello.share.entries)
+        def lying(body: wire.Body, lie: dict[str, Any] = lie) -> wire.Body:
+            if not isinstance(body, wire.Hello):
+                return body
+            assert body.share is not None
+            entries: list[Entry] = list(body.share.entries)
             entries[0] = replace(entries[0], **lie)
-            return replace(hello, share=replace(hello.share, entries=tuple(entries)))
+            return replace(body, share=replace(body.share, entries=tuple(entries)))
 
         stage.lies["decode", 0, 1] = lying
         for member in stage.members():

@@ -31,8 +31,8 @@ class RankStage(Ranks):
         self, case: Case, seed: int = 0, *, settings: EngineSettings | None = None, start: bool = True
     ) -> None:
         self.steps: list[Step] = []
-        self.lies: dict[tuple[str, int, int], Callable[[wire.Hello], wire.Hello]] = {}
-        """What decode ranks make of their HELLO, by the ranks' keys; to be set before they are started."""
+        self.lies: dict[tuple[str, int, int], Callable[[wire.Body], wire.Body]] = {}
+        """What decode ranks make of what they say, by the ranks' keys; to be set before they are started."""
         super().__init__(case, seed, settings=settings, start=start)
 
     def receive(self, number: int, rank: int, **options: Any) -> DecodeRoom:
@@ -112,9 +112,9 @@ class RankStage(Ranks):
 
 
 class _Liar:
-    """A control channel on which a HELLO is another one."""
+    """A control channel on which frames say something else."""
 
-    def __init__(self, inner: ControlChannel, lie: Callable[[wire.Hello], wire.Hello]) -> None:
+    def __init__(self, inner: ControlChannel, lie: Callable[[wire.Body], wire.Body]) -> None:
         self._inner, self._lie = inner, lie
 
     def __getattr__(self, name: str) -> Any:
@@ -123,6 +123,7 @@ class _Liar:
     def send(self, connection: int, frame: bytes) -> None:
         """See `ControlChannel.send`."""
         told = wire.decode(frame[wire.PREFIX_LENGTH :])
-        if isinstance(told.body, wire.Hello):
-            frame = wire.encode(self._lie(told.body), told.source, told.target, told.floor)
+        said = self._lie(told.body)
+        if said is not told.body:
+            frame = wire.encode(said, told.source, told.target, told.floor)
         self._inner.send(connection, frame)
