@@ -106,7 +106,7 @@ def test_a_guest_of_the_simulated_world_comes_back_when_it_is_thrown_out():
     request = Request(7, 0, (1, 2), 0, [[1]])
     subject.guest("claim", request)
     stage.rest()
-    [peer] = subject._sides["prefill"].engine._core._peers.values()
+    [peer] = subject._owns["prefill"][0].engine._core._peers.values()
     assert len(peer.drains) == 1
     for connection in subject._guest._channel.connections:
         subject._guest._channel.close(connection)

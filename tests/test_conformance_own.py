@@ -78,7 +78,7 @@ def test_on_real_nixl_a_side_can_be_killed_and_come_back_and_nothing_is_left():
         subject.start(SHAPE)
         memories = [Path(subject._path(side)) for side in ("prefill", "decode")]
         assert all(memory.exists() for memory in memories)
-        processes = [process.process for process in subject._processes.values()]
+        processes = [process.process for process in subject._everybody()]
         subject.fill("prefill", Item("kv", 1), b"x" * 64)
         assert subject.read("prefill", Item("kv", 1)) == b"x" * 64
         room = subject.open("decode", Request(1, 0, (0,), 0))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrooms.harness.conformance.draws import forms, plain
-from kvrooms.harness.conformance.own_side import Pool
+from kvrooms.harness.conformance.own_pool import Pool, size_of
 from kvrooms.harness.conformance.plan import Act, Cut, RoomPlan
 from kvrooms.harness.conformance.spelling import Form, allowed, build, fitted, needs, spelled
 from kvrooms.harness.conformance.subject import ABSENT, ALL_SPELLINGS, ComponentShape, Item, Shape
@@ -103,7 +103,7 @@ def test_the_order_of_calls_follows_the_plan():
 def test_memory_is_read_as_it_was_filled():
     shape = Shape(64, 3, 2, 8, 2, 2, (ComponentShape("window", "when_indexed", 16, 3, 3),))
     pool = Pool(shape, "prefill", lambda size: np.zeros(size, np.uint8))
-    assert Pool.size(shape, "prefill") == 3 * 64 + 2 * 8 + 3 * 16
+    assert size_of(shape, "prefill") == 3 * 64 + 2 * 8 + 3 * 16
     items = [Item("kv", 2), Item("aux", 1), Item("state", 0)]
     for number, item in enumerate(items):
         length = {"kv": 64, "aux": 8, "state": 16}[item.kind]

@@ -19,6 +19,7 @@ _WORDS = {
     "failing_writes": "writes can be made to fail",
     "injects": "a stranger can say something",
     "guests": "a peer that was let in can lie",
+    "ranks": "a side can have several ranks",
     "room_numbers": "rooms have numbers that are used again",
 }
 

@@ -42,6 +42,8 @@ def said(stage: Stage, plan: Plan, live: Live | None) -> dict[str, str]:
         found[f"other_room_{number}"] = ", ".join(f"{key} {value}" for key, value in _said_of(stage, other).items())
     components = [f"{one.name} ({one.owed})" for one in stage.shape.state]
     found["state_components"] = ", ".join(components) or "none"
+    if stage.shape.ranks != (1, 1):
+        found["ranks"] = "{} prefill, {} decode".format(*stage.shape.ranks)
     if plan.held:
         found["writes"] = "held back until all calls were made"
     if plan.lost is not None:

@@ -15,7 +15,7 @@ from ...protocol.manifest import Manifest
 from ...protocol.memory import Memory
 from ...protocol.notify import Part, PartKind
 from ...protocol.registration import parse_address
-from .own_side import Pool
+from .own_pool import blank
 from .subject import Request, Shape
 
 NAME = "conformance-guest"
@@ -90,7 +90,7 @@ class TcpGuest:
         from ...transport.nixl import NixlTransport
 
         incarnation = random.SystemRandom().getrandbits(64) | 1
-        self._pool = Pool(shape, "decode", lambda size: np.zeros(size, np.uint8))
+        self._pool = blank(shape, "decode")
         memory = self._pool.memory()
         self._agent = NixlTransport(agent_name(incarnation))
         self._agent.register(memory.layout, memory.regions)

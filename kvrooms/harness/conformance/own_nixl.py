@@ -1,6 +1,6 @@
-"""kvrooms on real NIXL as a subject: two processes, public methods, no fault but those that a system can do.
+"""kvrooms on real NIXL as a subject: processes, public methods, no fault but those that a system can do.
 
-Each side is a process of its own, so that it can be killed. Their memory is a file in memory that the suite maps too.
+Each rank of a side is a process of its own, so that it can be killed. Its memory is a file that the suite maps too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from ... import __version__
 from ...protocol.registration import parse_address
 from ...transport.registry import RegistryServer
 from .own_guest import TcpGuest
-from .own_side import TRAITS, Pool, Sayings
+from .own_pool import Pool, blank, size_of, whole
+from .own_ranks import OwnRanks
+from .own_side import TRAITS, Sayings
 from .own_worker import Job, work
-from .subject import SIDES, GuestSays, Item, Refused, Request, Shape, Side, Status, Subject, View
+from .subject import SIDES, GuestSays, Item, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
 
 _CALL_S = 20.0
 _END_S = 15.0
@@ -44,10 +46,14 @@ class _Process:
         self.process = context.Process(target=work, args=(theirs, job), daemon=True)
         self.process.start()
         theirs.close()
-        self.address = ""
+        self.leader = self.address = ""
+
+    def met(self) -> None:
+        """Wait until its group can be found."""
+        self.leader = self._answer()
 
     def started(self) -> None:
-        """Wait until its side is up."""
+        """Wait until its rank is up."""
         self.address = self._answer()
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -96,9 +102,10 @@ class KvroomsNixl(Subject):
     traits = TRAITS._replace(guests=frozenset({"claim", "grant"}))
 
     def __init__(self) -> None:
-        self._processes: dict[Side, _Process] = {}
-        self._memories: dict[Side, int] = {}
-        self._pools: dict[Side, Pool] = {}
+        self._processes: dict[Side, list[_Process]] = {}
+        self._sides: dict[Side, OwnRanks] = {}
+        self._memories: dict[tuple[Side, int], int] = {}
+        self._pools: dict[Side, list[Pool]] = {}
         self._registry: RegistryServer | None = None
         self._shape = Shape(0, 0, 0, 0, 0, 0)
         self._deadline_s: float | None = None
@@ -111,14 +118,32 @@ class KvroomsNixl(Subject):
         self._registry = RegistryServer(host="127.0.0.1", port=0)
         self._registry.start()
         for side in SIDES:
-            self._memories[side] = handle = os.memfd_create(f"kvrooms-{side}")
-            os.ftruncate(handle, Pool.size(shape, side))
-            mapped = np.memmap(self._path(side), np.uint8, "r+")
-            self._pools[side] = Pool(shape, side, lambda size, mapped=mapped: mapped[:size])  # type: ignore[misc]
+            self._pools[side] = [self._pool(side, rank) for rank in range(shape.ranks_of(side))]
         for side in SIDES:
             self._begin(side)
-        for process in self._processes.values():
+        for process in self._everybody():
             process.started()
+
+    def _pool(self, side: Side, rank: int) -> Pool:
+        self._memories[side, rank] = handle = os.memfd_create(f"kvrooms-{side}-{rank}")
+        os.ftruncate(handle, size_of(self._shape, side, rank))
+        mapped = np.memmap(self._path(side, rank), np.uint8, "r+")
+        return Pool(self._shape, side, lambda size: mapped[:size], rank)
+
+    def _begin(self, side: Side) -> None:
+        """Processes for all ranks of a side; their group can be found by its rank 0."""
+        assert self._registry is not None
+        self._processes[side], leader = [], ""
+        for rank in range(self._shape.ranks_of(side)):
+            job = Job(side, self._shape, self._path(side, rank), self._deadline_s, self._registry.url, rank, leader)
+            process = _Process(job)
+            self._processes[side].append(process)
+            process.met()
+            leader = leader or process.leader
+        self._sides[side] = OwnRanks([process.call for process in self._processes[side]])
+
+    def _everybody(self) -> list[_Process]:
+        return [process for some in self._processes.values() for process in some]
 
     def stop(self) -> None:
         """See `Subject.stop`."""
@@ -127,9 +152,9 @@ class KvroomsNixl(Subject):
         if self._guest is not None:
             self._guest.close()
             self._guest = None
-        for process in self._processes.values():
+        for process in self._everybody():
             process.ask_to_end()
-        for process in self._processes.values():
+        for process in self._everybody():
             process.end()
         self._processes.clear()
         self._pools.clear()
@@ -139,88 +164,80 @@ class KvroomsNixl(Subject):
             self._registry.close()
             self._registry = None
 
-    def _path(self, side: Side) -> str:
-        """Where a worker finds the side's memory. It has no name in any folder, so nothing of it outlives a SIGKILL."""
-        return f"/proc/{os.getpid()}/fd/{self._memories[side]}"
+    def _path(self, side: Side, rank: int = 0) -> str:
+        """Where a worker finds its memory. It has no name in any folder, so nothing of it outlives a SIGKILL."""
+        return f"/proc/{os.getpid()}/fd/{self._memories[side, rank]}"
 
     def fill(self, side: Side, item: Item, data: bytes) -> None:
         """See `Subject.fill`."""
-        self._pools[side].fill(item, data)
+        for pool in self._pools[side]:
+            pool.fill(item, data)
 
     def read(self, side: Side, item: Item) -> bytes:
         """See `Subject.read`."""
-        return self._pools[side].read(item)
+        return whole(self._pools[side], item)
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
-    def open(self, side: Side, request: Request) -> tuple[Side, int]:
+    def open(self, side: Side, request: Request) -> tuple[Side, tuple[int, ...]]:
         """See `Subject.open`."""
-        return side, self._processes[side].call("open", request)
+        return side, self._sides[side].open(request)
 
     def send(self, room: Any, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
         """See `Subject.send`."""
-        self._call(room, "send", pages, state_indices, last)
+        self._sides[room[0]].each(room[1], "send", pages, state_indices, last)
 
     def poll(self, room: Any) -> Status:
         """See `Subject.poll`."""
-        status: Status = self._call(room, "poll")
-        return status
+        return self._sides[room[0]].poll(room[1])
 
     def explain(self, room: Any) -> View:
         """See `Subject.explain`."""
-        view: View = self._call(room, "explain")
-        return view
+        return self._sides[room[0]].explain(room[1])
 
     def abort(self, room: Any) -> None:
         """See `Subject.abort`."""
-        self._call(room, "abort")
+        self._sides[room[0]].each(room[1], "abort")
 
     def failure(self, room: Any) -> str | None:
         """See `Subject.failure`."""
-        text: str | None = self._call(room, "failure")
-        return text
+        return self._sides[room[0]].failure(room[1])
 
     def close(self, room: Any) -> None:
         """See `Subject.close`."""
-        self._call(room, "close")
+        self._sides[room[0]].each(room[1], "close")
 
     def memory_free(self, room: Any) -> bool:
         """See `Subject.memory_free`."""
-        return bool(self._call(room, "memory_free"))
+        return all(self._sides[room[0]].each(room[1], "memory_free"))
 
     def held(self, side: Side) -> Mapping[str, int]:
         """See `Subject.held`."""
-        held: Mapping[str, int] = self._processes[side].call("held")
-        return held
-
-    def _call(self, room: Any, method: str, *arguments: Any) -> Any:
-        side, key = room
-        return self._processes[side].call(method, key, *arguments)
+        return self._sides[side].held()
 
     def ailments(self, side: Side) -> Sequence[str]:
         """See `Subject.ailments`."""
-        process = self._processes[side].process
-        return () if process.is_alive() else (f"the process has ended with status {process.exitcode}",)
+        dead = [one.process for one in self._processes[side] if not one.process.is_alive()]
+        return tuple(f"the process has ended with status {process.exitcode}" for process in dead)
 
     # -- faults --------------------------------------------------------------------------------------------------
 
     def kill(self, side: Side) -> None:
         """See `Subject.kill`."""
-        self._processes[side].kill()
+        for process in self._processes[side]:
+            process.kill()
 
     def restart(self, side: Side) -> None:
         """See `Subject.restart`."""
+        if self._shape.ranks != (1, 1):
+            raise Unsupported("a side of several ranks is not started again")
         self._begin(side)
-        self._processes[side].started()
-
-    def _begin(self, side: Side) -> None:
-        assert self._registry is not None
-        job = Job(side, self._shape, self._path(side), self._deadline_s, self._registry.url)
-        self._processes[side] = _Process(job)
+        for process in self._processes[side]:
+            process.started()
 
     def inject(self, side: Side, channel: Literal["control", "notification"], parts: Sequence[bytes]) -> None:
         """See `Subject.inject`. The connection stays open until the subject stops."""
-        address = self._processes[side].address
+        address = self._processes[side][0].address
         if not address:
             return
         stranger = socket.create_connection(parse_address(address), _SAY_S)
@@ -232,10 +249,10 @@ class KvroomsNixl(Subject):
     def guest(self, saying: GuestSays, request: Request) -> None:
         """See `Subject.guest`."""
         if self._guest is None:
-            self._guest = TcpGuest(self._shape, self._processes["prefill"].address)
+            self._guest = TcpGuest(self._shape, self._processes["prefill"][0].address)
         self._guest.says(saying, request)
 
     def sayings(self, channel: Literal["control", "notification"]) -> Sequence[Sequence[bytes]]:
         """See `Subject.sayings`."""
-        memory = Pool(Shape(1024, 1, 1, 64, 1, 1), "decode", lambda size: np.zeros(size, np.uint8)).memory()
+        memory = blank(Shape(1024, 1, 1, 64, 1, 1), "decode").memory()
         return [[frame] for frame in Sayings(memory.layout, memory.regions).frames()]

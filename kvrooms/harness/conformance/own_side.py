@@ -1,14 +1,12 @@
-"""One side of kvrooms as a subject's side: memory of a `Shape`, and an engine driven through its public methods."""
+"""One rank of a side of kvrooms: an engine, and its group if there are several, driven through public methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ...engine.decode import DecodeEngine
+from ...engine.group import RoomGroup
 from ...engine.handle import Room
 from ...engine.prefill import PrefillEngine, PrefillRoom
 from ...engine.settings import EngineSettings, load_settings
@@ -16,12 +14,9 @@ from ...protocol import wire
 from ...protocol.errors import InvalidArgument, KvroomsError, RoomClosed, RoomFailed
 from ...protocol.identity import agent_name
 from ...protocol.layout import Layout, Regions
-from ...protocol.memory import Buffer, Component, Memory
 from ...protocol.status import Status as RoomStatus
-from .subject import ABSENT, ALL_SPELLINGS, SIDES, Item, Refused, Request, Shape, Side, Status, Traits, View
+from .subject import ABSENT, ALL_SPELLINGS, SIDES, Refused, Request, Side, Status, Traits, View
 
-Bytes = npt.NDArray[np.uint8]
-LAYERS = 2
 PREFILL, DECODE = "conformance-prefill", "conformance-decode"
 _NEVER_S = 3600.0
 _WAITS = {
@@ -47,66 +42,9 @@ TRAITS = Traits(
     counts=True,
     frees=True,
     kills=frozenset(SIDES),
+    ranks=frozenset({(2, 1), (1, 2), (2, 2)}),
     injects=frozenset({"control"}),
 )
-
-
-class Pool:
-    """A side's memory. make: an array of so many bytes for everything; where it lies is the caller's business."""
-
-    def __init__(self, shape: Shape, side: Side, make: Callable[[int], Bytes]) -> None:
-        prefill = side == "prefill"
-        pages = shape.prefill_pages if prefill else shape.decode_pages
-        slots = shape.prefill_aux_slots if prefill else shape.decode_aux_slots
-        items = [one.prefill_items if prefill else one.decode_items for one in shape.state]
-        quarter = shape.page_bytes // (2 * LAYERS)
-        sizes = [(pages, quarter)] * (2 * LAYERS if quarter else 0) + [(slots, shape.aux_bytes)]
-        sizes += [(count, one.item_bytes) for count, one in zip(items, shape.state, strict=True)]
-        arena, at, arrays = make(sum(count * length for count, length in sizes)), 0, []
-        for count, length in sizes:
-            arrays.append(arena[at : at + count * length].reshape(count, length))
-            at += count * length
-        self._kv, self._aux, self._state = (
-            arrays[: -1 - len(items)],
-            arrays[-1 - len(items)],
-            arrays[len(arrays) - len(items) :],
-        )
-        self.shape = shape
-
-    def memory(self) -> Memory:
-        """As an engine takes it."""
-        kv = [Buffer(number // 2, "kv"[number % 2], array) for number, array in enumerate(self._kv)]
-        state = [
-            Component(one.name, "conformance", one.owed, [Buffer(LAYERS + number, "s", array)])
-            for number, (one, array) in enumerate(zip(self.shape.state, self._state, strict=True))
-        ]
-        return Memory(page_size=16, kv=kv, aux={"aux": self._aux}, state=state)
-
-    def fill(self, item: Item, data: bytes) -> None:
-        """Write an item."""
-        parts, at = self._parts(item), 0
-        for part in parts:
-            part[:] = np.frombuffer(data[at : at + len(part)], np.uint8)
-            at += len(part)
-
-    def read(self, item: Item) -> bytes:
-        """The bytes of an item."""
-        return b"".join(part.tobytes() for part in self._parts(item))
-
-    def _parts(self, item: Item) -> list[Bytes]:
-        if item.kind == "kv":
-            return [array[item.index] for array in self._kv]
-        return [self._aux[item.index] if item.kind == "aux" else self._state[item.component][item.index]]
-
-    @staticmethod
-    def size(shape: Shape, side: Side) -> int:
-        """How many bytes `make` is asked for."""
-        prefill = side == "prefill"
-        pages, slots = (
-            (shape.prefill_pages, shape.prefill_aux_slots) if prefill else (shape.decode_pages, shape.decode_aux_slots)
-        )
-        state = sum((one.prefill_items if prefill else one.decode_items) * one.item_bytes for one in shape.state)
-        return pages * (shape.page_bytes // (2 * LAYERS)) * 2 * LAYERS + slots * shape.aux_bytes + state
 
 
 def settings(deadline_s: float | None) -> EngineSettings:
@@ -119,10 +57,13 @@ def settings(deadline_s: float | None) -> EngineSettings:
 class OwnSide:
     """An engine with its rooms, as the suite drives it. Rooms are known by a key of the suite's."""
 
-    def __init__(self, side: Side, engine: PrefillEngine | DecodeEngine, bootstrap: str) -> None:
+    def __init__(
+        self, side: Side, engine: PrefillEngine | DecodeEngine, bootstrap: str, group: RoomGroup | None = None
+    ) -> None:
         self.side = side
         self.engine = engine
         self.bootstrap = bootstrap
+        self.group = group
         self._rooms: dict[int, Room] = {}
         self._keys = 0
 
@@ -155,8 +96,9 @@ class OwnSide:
             raise Refused(str(error)) from error
 
     def poll(self, key: int) -> Status:
-        """See `Subject.poll`."""
-        status = self._rooms[key].poll()
+        """See `Subject.poll`. Of several ranks what integrations read: how the room has ended for all of them."""
+        room = self._rooms[key]
+        status = room.outcome if room.poll().terminal else RoomStatus.TRANSFERRING
         return "done" if status is RoomStatus.DONE else "failed" if status is RoomStatus.FAILED else "open"
 
     def explain(self, key: int) -> View:
@@ -190,12 +132,15 @@ class OwnSide:
 
     def held(self) -> Mapping[str, int]:
         """See `Subject.held`."""
-        return self.engine.tables()
+        group = {} if self.group is None else self.group.tables()
+        return {**self.engine.tables(), **{f"group {name}": count for name, count in group.items()}}
 
     def end(self) -> None:
         """End the engine."""
         try:
             self.engine.close()
+            if self.group is not None:
+                self.group.close()
         except KvroomsError:  # the suite is finished with it
             pass
 

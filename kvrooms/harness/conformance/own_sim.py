@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
-
-import numpy as np
 
 from ... import __version__
 from ...engine.decode import DecodeEngine
-from ...engine.host import Assembly
+from ...engine.group import RoomGroup
+from ...engine.host import Assembly, Place
 from ...engine.prefill import PrefillEngine
 from ...protocol import wire
 from ...protocol.errors import WireError
+from ...protocol.layout import Rank
 from ...transport.ports import Arrival, Closed, FrameIn, Opened
 from ..channel import SimChannel
 from ..evidence import Step
+from ..groups import gather
 from ..ports import SimTransport, Write
 from ..witness import Witness
 from ..world import World
 from .own_guest import NAME as GUEST
 from .own_guest import Guest, false_completion
-from .own_side import DECODE, PREFILL, TRAITS, OwnSide, Pool, Sayings, settings
-from .subject import GuestSays, Item, Request, Shape, Side, Status, Subject, View
+from .own_pool import Pool, blank, instance_of, whole
+from .own_ranks import OwnRanks
+from .own_side import DECODE, PREFILL, TRAITS, OwnSide, Sayings, settings
+from .subject import GuestSays, Item, Request, Shape, Side, Status, Subject, Unsupported, View
 
 _NAMES: dict[Side, str] = {"prefill": PREFILL, "decode": DECODE}
 _STEPS_MAX = 200_000
@@ -31,7 +35,8 @@ _STEPS_MAX = 200_000
 class _Watch(Witness):
     """The timeline of messages, writes and notifications."""
 
-    def __init__(self, sides: dict[str, str]) -> None:
+    def __init__(self, sides: dict[str, tuple[str, str]]) -> None:
+        """sides: of each name in the world, its side, and what its words begin with, where a side has several."""
         self.steps: list[Step] = []
         self.overheard: dict[tuple[int, int], wire.Metadata] = {}
         """What decode has asked for last, by room and attempt."""
@@ -66,7 +71,8 @@ class _Watch(Witness):
         self._add(transport.name, "notification", f"has a notification of {len(message)} bytes")
 
     def _add(self, name: str, kind: str, text: str, to: str = "") -> None:
-        self.steps.append(Step(0.0, self._sides.get(name, name or "stranger"), kind, text, self._sides.get(to, to)))
+        who, rank = self._sides.get(name, (name or "stranger", ""))
+        self.steps.append(Step(0.0, who, kind, f"{rank}{text}", self._sides.get(to, (to, ""))[0]))
 
 
 def _words(frame: bytes) -> str:
@@ -80,7 +86,7 @@ class _SimGuest:
     """A guest's agent and connection in the world."""
 
     def __init__(self, world: World, shape: Shape, address: str) -> None:
-        self._pool = Pool(shape, "decode", lambda size: np.zeros(size, np.uint8))
+        self._pool = blank(shape, "decode")
         memory = self._pool.memory()
         ports = world.assemble(GUEST, memory).ports
         assert isinstance(ports.channel, SimChannel)
@@ -121,13 +127,16 @@ class KvroomsSim(Subject):
         failing_writes=True,
         injects=frozenset({"control", "notification"}),
         guests=frozenset({"claim", "grant", "notification"}),
+        ranks=TRAITS.ranks | {(4, 1), (1, 4), (4, 2)},
         simulated=True,
     )
 
     def __init__(self) -> None:
         self._world = World()
-        self._sides: dict[Side, OwnSide] = {}
-        self._pools: dict[Side, Pool] = {}
+        self._shape = Shape(0, 0, 0, 0, 0, 0)
+        self._sides: dict[Side, OwnRanks] = {}
+        self._owns: dict[Side, list[OwnSide]] = {}
+        self._pools: dict[Side, list[Pool]] = {}
         self._parts: dict[Side, Assembly] = {}
         self._lost: set[Side] = set()
         self._strangers: list[SimChannel] = []
@@ -137,41 +146,80 @@ class KvroomsSim(Subject):
     def start(self, shape: Shape, *, deadline_s: float | None = None, seed: int = 0) -> None:
         """See `Subject.start`."""
         self._world, self._lost, self._strangers, self._guest = World(seed), set(), [], None
-        self._world.witness = self._watch = _Watch({name: side for side, name in _NAMES.items()})
         self._shape, self._settings = shape, settings(deadline_s)
+        self._world.witness = self._watch = _Watch(self._lines())
         for side in _NAMES:
             self._begin(side)
 
+    def _names(self, side: Side) -> list[str]:
+        """What the ranks of a side are called in the world."""
+        if self._shape.ranks == (1, 1):
+            return [_NAMES[side]]
+        return [f"{_NAMES[side]} {rank}" for rank in range(self._shape.ranks_of(side))]
+
+    def _lines(self) -> dict[str, tuple[str, str]]:
+        if self._shape.ranks == (1, 1):
+            return {name: (side, "") for side, name in _NAMES.items()}
+        return {
+            f"{name}{group} {rank}": (side, f"rank {rank}{group}: ")
+            for side, name in _NAMES.items()
+            for rank in range(self._shape.ranks_of(side))
+            for group in ("", " group")
+        }
+
     def _begin(self, side: Side) -> None:
-        pool = self._pools[side] = Pool(self._shape, side, lambda size: np.zeros(size, np.uint8))
-        memory = pool.memory()
-        listen = side == "prefill"
-        parts = self._parts[side] = self._world.assemble(_NAMES[side], memory, self._settings, listen=listen)
-        kind = PrefillEngine if listen else DecodeEngine
-        engine = kind(memory, settings=self._settings, assembly=parts)
-        self._sides[side] = OwnSide(side, engine, self._parts["prefill"].bootstrap)
+        ranks, alone = range(self._shape.ranks_of(side)), self._shape.ranks == (1, 1)
+        self._pools[side] = [blank(self._shape, side, rank) for rank in ranks]
+        groups: list[RoomGroup | None] = [None]
+        if not alone:
+            groups = [*gather(self._world, len(ranks), self._settings, f"{_NAMES[side]} group")]
+        self._owns[side] = [self._rank(side, rank, groups[rank]) for rank in ranks]
+        calls = [partial(_called, own) for own in self._owns[side]]
+        self._sides[side] = OwnRanks(calls, (lambda: None) if alone else self._wander)
+
+    def _rank(self, side: Side, rank: int, group: RoomGroup | None) -> OwnSide:
+        shape, name, memory = self._shape, self._names(side)[rank], self._pools[side][rank].memory()
+        engine: PrefillEngine | DecodeEngine
+        if side == "prefill":
+            place = None if group is None else Place(rank, shape.ranks_of(side), Rank(memory.layout))
+            parts = self._world.assemble(name, memory, self._settings, listen=True, place=place)
+            engine = PrefillEngine(memory, settings=self._settings, assembly=parts, group=group)
+        else:
+            instance = instance_of(shape, side, 0 if group is None else group.id)
+            parts = self._world.assemble(name, memory, self._settings, instance=instance, rank=rank)
+            engine = DecodeEngine(memory, settings=self._settings, assembly=parts, group=group)
+        if rank == 0:
+            self._parts[side] = parts
+        return OwnSide(side, engine, self._parts["prefill"].bootstrap, group)
+
+    def _wander(self) -> None:
+        """Callers of several ranks come at any time."""
+        for _ in range(self._world.random.randrange(4)):
+            self._world.step()
 
     def stop(self) -> None:
         """See `Subject.stop`. Nothing of a world outlives it."""
         self._sides.clear()
+        self._owns.clear()
 
     def fill(self, side: Side, item: Item, data: bytes) -> None:
         """See `Subject.fill`."""
-        self._pools[side].fill(item, data)
+        for pool in self._pools[side]:
+            pool.fill(item, data)
 
     def read(self, side: Side, item: Item) -> bytes:
         """See `Subject.read`."""
-        return self._pools[side].read(item)
+        return whole(self._pools[side], item)
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
-    def open(self, side: Side, request: Request) -> tuple[Side, int]:
+    def open(self, side: Side, request: Request) -> tuple[Side, tuple[int, ...]]:
         """See `Subject.open`."""
         return side, self._sides[side].open(request)
 
     def send(self, room: Any, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
         """See `Subject.send`."""
-        self._sides[room[0]].send(room[1], pages, state_indices, last)
+        self._sides[room[0]].each(room[1], "send", pages, state_indices, last)
 
     def poll(self, room: Any) -> Status:
         """See `Subject.poll`."""
@@ -183,7 +231,7 @@ class KvroomsSim(Subject):
 
     def abort(self, room: Any) -> None:
         """See `Subject.abort`."""
-        self._sides[room[0]].abort(room[1])
+        self._sides[room[0]].each(room[1], "abort")
 
     def failure(self, room: Any) -> str | None:
         """See `Subject.failure`. It waits for the engine to let go of the room, so the room is closed first."""
@@ -193,16 +241,16 @@ class KvroomsSim(Subject):
 
     def _drain(self) -> None:
         """The engines take in what their callers have said, as their threads would at once."""
-        for side in self._sides:
-            self._world.runner(_NAMES[side]).turn()
+        for name in (name for side in self._sides for name in self._names(side)):
+            self._world.runner(name).turn()
 
     def close(self, room: Any) -> None:
         """See `Subject.close`."""
-        self._sides[room[0]].close(room[1])
+        self._sides[room[0]].each(room[1], "close")
 
     def memory_free(self, room: Any) -> bool:
         """See `Subject.memory_free`."""
-        return self._sides[room[0]].memory_free(room[1])
+        return all(self._sides[room[0]].each(room[1], "memory_free"))
 
     def held(self, side: Side) -> Mapping[str, int]:
         """See `Subject.held`."""
@@ -229,10 +277,15 @@ class KvroomsSim(Subject):
 
     def kill(self, side: Side) -> None:
         """See `Subject.kill`."""
-        self._world.kill(_NAMES[side])
+        for name in self._names(side):
+            self._world.kill(name)
+        for rank in range(self._shape.ranks_of(side)):
+            self._world.kill(f"{_NAMES[side]} group {rank}")
 
     def restart(self, side: Side) -> None:
         """See `Subject.restart`."""
+        if self._shape.ranks != (1, 1):
+            raise Unsupported("a side of several ranks is not started again")
         self._begin(side)
 
     def lose(self, side: Side, *, lost: bool) -> None:
@@ -298,5 +351,9 @@ class KvroomsSim(Subject):
         """See `Subject.sayings`."""
         if channel == "notification":
             return []
-        memory = Pool(Shape(1024, 1, 1, 64, 1, 1), "decode", lambda size: np.zeros(size, np.uint8)).memory()
+        memory = blank(Shape(1024, 1, 1, 64, 1, 1), "decode").memory()
         return [[frame] for frame in Sayings(memory.layout, memory.regions).frames()]
+
+
+def _called(own: OwnSide, method: str, *arguments: Any) -> Any:
+    return getattr(own, method)(*arguments)

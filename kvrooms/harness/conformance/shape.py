@@ -45,7 +45,8 @@ class Shape(NamedTuple):
     """The memory of both sides. page_bytes: of one page in all its layers together, 0 where there are no KV layers.
 
     A subject may split a page into layers and K and V as it likes: `read` and `fill` see the concatenation.
-    aux_bytes: of one aux slot. state: the components, in order.
+    aux_bytes: of one aux slot. state: the components, in order. ranks: of prefill and of decode. An item is what all
+    ranks of a side have of it together; how it is split among them is the subject's business.
     """
 
     page_bytes: int
@@ -55,6 +56,11 @@ class Shape(NamedTuple):
     prefill_aux_slots: int
     decode_aux_slots: int
     state: tuple[ComponentShape, ...] = ()
+    ranks: tuple[int, int] = (1, 1)
+
+    def ranks_of(self, side: Side) -> int:
+        """How many ranks a side has."""
+        return self.ranks[side == "decode"]
 
 
 class Item(NamedTuple):
@@ -115,6 +121,7 @@ class Traits(NamedTuple):
     end of the room. kills: `kill` and `restart` work, for these sides. lost_messages: `lose` works. held_writes:
     `hold_writes` works. injects: `inject` can say something in these channels. guests: `guest` can say these things.
     failing_writes: `fail_writes` works.
+    ranks: the numbers of ranks (prefill, decode) with which it can be started, beside (1, 1).
     simulated: `settle` is exact; no real time passes, and patience means nothing.
     """
 
@@ -140,4 +147,5 @@ class Traits(NamedTuple):
     failing_writes: bool = False
     injects: frozenset[Literal["control", "notification"]] = frozenset()
     guests: frozenset[GuestSays] = frozenset()
+    ranks: frozenset[tuple[int, int]] = frozenset()
     simulated: bool = False

@@ -25,6 +25,12 @@ those. Who must not hand memory back too early is then prefill as well: `memory_
 
 **Engines that need a step function** call it in `poll`, or better in `settle`.
 
+**Engines whose sides have several ranks** say in `Traits.ranks` with how many they can be started, and stay two sides
+for the suite. `open`, `send`, `abort` and `close` are done on every rank, in whatever order and with whatever between;
+`poll` is open until every rank knows how the room has ended for all of them, and done only if it is on each. Items are
+whole: `fill` gives each rank its part of a page, `read` puts the parts together, so that the suite need not know how
+anything is split and can still compare every byte. What several ranks have (aux) must be the same on each.
+
 Real time and simulated time
 ----------------------------
 A wait is a hang only if nothing but a timer can end it. A simulated subject knows that exactly and overrides `settle`.

@@ -24,6 +24,7 @@ from ..evidence import PROPERTY_IDS, Counterexample
 from .check import Check
 from .checks_guests import FURTHER as GUESTS
 from .checks_live import CHECKS as LIVE
+from .checks_ranks import FURTHER as RANKS
 from .checks_safe import CHECKS as SAFE
 from .checks_safe import more_held
 from .inputs import Found, found_in
@@ -37,7 +38,7 @@ _EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
 _SHRINK_SHARE = 3
 _CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
-FURTHER: tuple[Check, ...] = (*GUESTS,)
+FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS)
 """Checks that go beyond the first one of a property, of what a subject need not have."""
 
 
