@@ -72,6 +72,58 @@ def test_what_is_said_to_an_incarnation_before_its_welcome_is_not_about_grants_o
     assert {frame.floor for frame in newcomer.frames} == {0}
 
 
+def renamed(bench: Bench) -> None:
+    """Rooms wait for an engine that has two names, and so one link. It dies, and another one has both names."""
+    registry = bench.world.registry
+    ((url, gone),) = [(url, one) for (url, name, _), one in registry.items() if name == "prefill-0"]
+    registry[url, "moved", 0] = registry[url, "alias", 0] = gone
+    bench.world.stall("prefill-0")
+    for number, name in enumerate(("moved", "alias")):
+        bench.receive(bench.plan(1), number, instance=name)
+    bench.settle()
+    links = bench.decode._core._by_target
+    assert len({link for target, link in links.items() if target.instance in ("moved", "alias")}) == 1
+    (there,) = [one for (_, name, _), one in registry.items() if name == "prefill-1"]
+    registry[url, "moved", 0] = registry[url, "alias", 0] = there
+    bench.world.kill("prefill-0")
+
+
+def test_a_name_that_went_by_the_link_of_another_goes_where_that_one_goes() -> None:
+    """Else its rooms would wait at a link that nobody looks after any more."""
+    bench = Bench(2, prefills=2)
+    serve_another(bench, 50, prefill=1)
+    renamed(bench)
+    bench.pass_time(2)
+    for number, name in enumerate(("moved", "alias"), 10):
+        plan = bench.plan(1, prefill=1)
+        receiver, sender = bench.receive(plan, number, instance=name), bench.offer(plan, number, prefill=1)
+        send_in(sender, plan, [1])
+        bench.finish(receiver, sender)
+        assert receiver.failure is sender.failure is None
+
+
+def test_a_room_that_has_ended_is_never_advertised_whoever_s_link_it_waited_at() -> None:
+    """Its memory has gone back to its caller."""
+    bench = Bench(2, prefills=3)
+    bench.world.stall("prefill-1")
+    bench.receive(bench.plan(1), 50, prefill=1)
+    bench.settle()
+    renamed(bench)
+    bench.pass_time(2)
+    rooms = [held.room for held in bench.held]
+    assert len(rooms) == 3
+    for room in rooms:
+        room.abort()
+    sent: list[wire.Body] = []
+    core = bench.decode._core
+    send = core._send
+    core._send = lambda link, body: sent.append(body) or send(link, body)
+    bench.world.heal()
+    bench.pass_time(2)
+    assert not [body for body in sent if isinstance(body, wire.Metadata)]
+    assert not bench.decode.tables()["grants"]
+
+
 def test_the_seeds_that_found_them() -> None:
     for seed in (1_000_123, 1_001_605):
         outcome = run_seed(seed)

@@ -78,8 +78,11 @@ class DecodeLinks(DecodeSources):
         self._timers.arm(link, Alarm.HANDSHAKE, self.now + self.settings.handshake_timeout_s)
 
     def _share(self, link: DecodeLink, other: DecodeLink) -> None:
-        """Two targets name one engine, which keeps one connection per peer: the second uses that of the first."""
-        self._by_target[link.target] = other
+        """Two targets name one engine, which keeps one connection per peer: the second uses that of the first.
+
+        So do all that use that of the second: what waits at a link is found by its target again when its room ends.
+        """
+        self._by_target |= {target: other for target, one in self._by_target.items() if one is link}
         held, link.held = link.held, {}
         for grant in held:
             if other.up:

@@ -177,7 +177,7 @@ class DecodeSources(EngineCore):
         for target in [source.target._replace(rank=rank) for rank in source.known]:
             self._fail_held(source, target, self._refusal(words))
             link = self._by_target.get(target)
-            if link is not None and link.found is not None:
+            if link is not None and link.found is not None and not (link.held or link.holds):
                 link.found = None
                 self._let_go_of(link)
         source.known = {rank: one for rank, one in source.known.items() if self._in_hand(source, rank)}
