@@ -176,6 +176,16 @@ ENGINE = (
         only=True,
     ),
     Mutant(
+        "second-names-stay-behind",
+        "a link that another takes in leaves behind the names that it had taken in itself",
+        Text(
+            "engine.decode_links:DecodeLinks._share",
+            "{target: other for target, one in self._by_target.items() if one is link}",
+            "{link.target: other}",
+        ),
+        ("S3",),
+    ),
+    Mutant(
         "lost-without-proof-goes-on",
         "only a proof of death fails the rooms of a lost connection",
         Text(

@@ -18,7 +18,7 @@ from .probe import Play, probe
 from .probes_memory import in_flight, land
 from .probes_rooms import control
 from .probes_tidy import clean
-from .stage import Aside, Broken, Shape, Stage
+from .stage import FREED, Aside, Broken, Shape, Stage
 
 S = TypeVar("S", bound=msgspec.Struct)
 _REDIALS_S = 2.0
@@ -150,6 +150,40 @@ def an_engine_may_have_two_names(play: Play) -> None:
         stage.send(other, [3, 9, 4], last=True)
         stage.finish(first, one, second, other)
         stage.done(first, one, second, other)
+
+
+@probe("S3", seeds=2)
+def whoever_s_link_a_room_waits_at_it_is_not_advertised_after_its_end(play: Play) -> None:
+    """Two names share a link to an engine that dies; then both are another's, whose own link is not up yet."""
+    stage = play.scene(prefills=2)
+    registry, gone, there = stage.world.registry, stage.prefills[0], stage.prefills[1]
+    by_name = {name: (url, one) for (url, name, _), one in registry.items()}
+    url, first = by_name[gone.name]
+    for side in (gone, there):
+        stage.world.stall(side.name)
+    registry[url, "a", 0] = registry[url, "b", 0] = first
+    registry[url, "c", 0] = by_name[there.name][1]
+    rooms = [stage.receive(1, pages=[1], aux_index=None, instance="c")]
+    rooms += [
+        stage.receive(number, pages=[number], aux_index=None, instance=name) for number, name in ((2, "a"), (3, "b"))
+    ]
+    stage.settle()
+    registry[url, "a", 0] = registry[url, "b", 0] = by_name[there.name][1]
+    stage.fault("dies, and its names are now those of the other one", gone.name)
+    stage.world.kill(gone.name)
+    stage.pass_time(_REDIALS_S)
+    for room in rooms:
+        stage.abort(room)
+    stage.settle()
+    if not all(room.memory_free for room in rooms):
+        raise Aside
+    stage.decodes[0].pool.fill("kv", [1, 2, 3], FREED)
+    stage.world.heal()
+    for number in (1, 2, 3):
+        stage.send(stage.offer(number, prefill=1, aux_index=None), [3], last=True)
+    stage.pass_time(_REDIALS_S)
+    if not stage.decodes[0].pool.holds("kv", [1, 2, 3], FREED):
+        raise Broken("memory was written to that had gone back to its caller: its room was advertised after its end")
 
 
 @probe("S5", seeds=1)
