@@ -23,6 +23,8 @@ from ..transport.ports import Transport
 log = logging.getLogger("kvrooms.engine")
 
 _ALIGN = 4096
+_IN_USE: set[Stage] = set()
+"""Stages with slots that are taken: somebody may write to these, or read them, whatever becomes of their engine."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -64,6 +66,7 @@ class Stage:
         if not self._free or self._held[owner] >= self.slots // 2:
             return None
         self._held[owner] += 1
+        _IN_USE.add(self)
         return heapq.heappop(self._free)
 
     def give(self, owner: Hashable, slot: int) -> None:
@@ -72,6 +75,8 @@ class Stage:
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
+        if not self.used:
+            _IN_USE.discard(self)
 
     def gather(self, slot: int, packed: Packed) -> int:
         """Copy what a packed range holds into a slot. Returns the slot's address."""

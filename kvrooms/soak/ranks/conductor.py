@@ -23,7 +23,10 @@ _CROWDED = {"spin_s": 0.0, "linger_s": 0.001}
 
 
 class Outcome(NamedTuple):
-    """One shape. bytes: that its rooms were to carry. wrong: what was not as it must be: shape, rank, buffer."""
+    """One shape. bytes: that its rooms were to carry. wrong: what was not as it must be: shape, rank, buffer.
+
+    gathered, scattered: pieces that went through staging slots.
+    """
 
     name: str
     ranks: int
@@ -31,6 +34,8 @@ class Outcome(NamedTuple):
     identical: bool
     seconds: float
     wrong: tuple[str, ...]
+    gathered: int
+    scattered: int
 
 
 class Conductor:
@@ -49,6 +54,7 @@ class Conductor:
         self._corrupt = corrupt
         self._told = told
         self._free: list[Process] = []
+        self._staged = [0, 0]
         self._draw = random.Random(seed)
 
     def play(self, case: Case) -> Outcome:
@@ -65,14 +71,17 @@ class Conductor:
             for seat in seats:
                 seat.close()
         carried = sum(seat.expect(dealt) for seat in seats)
+        self._staged = [0, 0]
         wrong = self._hear(seats, Over)
         for seat in seats:
             seat.say(Close())
         wrong += self._hear(seats, Idle)
         self._free += [seat.process for seat in seats if seat.process is not None]
         differ = [words for seat in seats for words in seat.differs()]
+        if case.staging and not wrong and not any(self._staged):
+            wrong.append("nothing went through a staging slot")
         said = tuple(f"{case.name}: {words}" for words in [*differ, *wrong])
-        return Outcome(case.name, len(seats), carried, not said, time.monotonic() - began, said)
+        return Outcome(case.name, len(seats), carried, not said, time.monotonic() - began, said, *self._staged)
 
     def _hand_out(self, case: Case, seats: Sequence[Seat]) -> None:
         """A process for each rank, its role, and its memory."""
@@ -118,6 +127,8 @@ class Conductor:
                     _lose(seat)
                 elif isinstance(said, kind):
                     wrong += [f"{seat.name}: {words}" for words in said.wrong]
+                    if isinstance(said, Idle):
+                        self._staged = [a + b for a, b in zip(self._staged, said.staged, strict=True)]
         return wrong
 
 

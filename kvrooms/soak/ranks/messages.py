@@ -39,9 +39,10 @@ class Over(msgspec.Struct, tag=True, frozen=True):
 
 
 class Idle(msgspec.Struct, tag=True, frozen=True):
-    """The engine is closed. wrong: what it still held."""
+    """The engine is closed. wrong: what it still held. staged: the pieces that it has gathered, and scattered."""
 
     wrong: tuple[str, ...]
+    staged: tuple[int, int] = (0, 0)
 
 
 class Told(msgspec.Struct, tag=True, frozen=True):

@@ -58,6 +58,11 @@ class Rank:
         """Open the rooms, and do what is to be done with them."""
         raise NotImplementedError
 
+    def staged(self) -> tuple[int, int]:
+        """How many pieces the engine has gathered in slots, and how many it has scattered from there."""
+        counters = self.engine.counters()
+        return counters.get("pieces gathered", 0), counters.get("pieces scattered", 0)
+
     def close(self) -> tuple[str, ...]:
         """Close rooms and engine. Returns what was still held."""
         for room in self.opened.values():
@@ -148,5 +153,5 @@ def instance_name(case: Case, instance: int) -> str:
     return f"{case.name}-{instance}"
 
 
-_EMPTY = ("rooms", "grants", "posted", "tokens", "waiting", "claims", "keys")
+_EMPTY = ("rooms", "grants", "posted", "tokens", "waiting", "claims", "keys", "staged")
 """Tables that must be empty once the engine is closed."""

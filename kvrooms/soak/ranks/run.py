@@ -67,6 +67,8 @@ def soak(options: ShapeOptions, say: Callable[[str], None], ending: Ending | Non
                 "bytes": one.bytes,
                 "identical": one.identical,
                 "seconds": round(one.seconds, 2),
+                "gathered": one.gathered,
+                "scattered": one.scattered,
             }
             for one in outcomes
         ],

@@ -66,12 +66,13 @@ class Worker:
             wrong = rank.carry()
         except Exception as error:  # noqa: BLE001 - whatever it is, the conductor has to know
             wrong = (f"{type(error).__name__}: {error}",)
+        staged = (0, 0) if rank is None else rank.staged()
         self._say(Over(tuple(wrong)))
         assert isinstance(to_worker(self._pipe.recv_bytes()), Close)
         left = () if rank is None else rank.close()
         del rank
         gc.collect()  # the memory goes with the last array that shows it
-        self._say(Idle(left))
+        self._say(Idle(left, staged))
 
     def _descriptor(self) -> int:
         """The descriptor that follows a role."""
