@@ -97,6 +97,10 @@ Handle: TypeAlias = Any
 Status: TypeAlias = Literal["open", "done", "failed"]
 
 
+def _required(subject: Subject, method: str) -> Unsupported:
+    return Unsupported(f"{subject.name} does not define {method}, which is required")
+
+
 class Subject:
     """An implementation under test. Override what it can do; what is left raises Unsupported.
 
@@ -120,28 +124,28 @@ class Subject:
         suite does (at least ten minutes), so that a wait which only a timer ends is seen as such. seed: for subjects
         that draw anything. Raises Unsupported if the shape is not possible.
         """
-        raise NotImplementedError
+        raise _required(self, "start")
 
     def stop(self) -> None:
         """End both sides and all that belongs to them, whatever state they are in. Called after every `start`, also
         after one that raised. Idempotent."""
-        raise NotImplementedError
+        raise _required(self, "stop")
 
     # -- memory --------------------------------------------------------------------------------------------------
 
     def fill(self, side: Side, item: Item, data: bytes) -> None:
         """Write one item of a side's memory, as the engine around the implementation does."""
-        raise NotImplementedError
+        raise _required(self, "fill")
 
     def read(self, side: Side, item: Item) -> bytes:
         """The bytes of one item of a side's memory now."""
-        raise NotImplementedError
+        raise _required(self, "read")
 
     # -- a room --------------------------------------------------------------------------------------------------
 
     def open(self, side: Side, request: Request) -> Handle:
         """Open a room on one side. Must not block. Raises Refused if the implementation says no at once."""
-        raise NotImplementedError
+        raise _required(self, "open")
 
     def send(self, room: Handle, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
         """Prefill: the next source pages are computed. Must not block.
@@ -149,11 +153,11 @@ class Subject:
         state_indices: a Python value in an allowed spelling, or ABSENT; indices come with the last send only. Pass it
         on exactly as it is. last: nothing follows. Raises Refused if the implementation says no at once.
         """
-        raise NotImplementedError
+        raise _required(self, "send")
 
     def poll(self, room: Handle) -> Status:
         """How the room is. Must not block, is called often, and may do the implementation's work."""
-        raise NotImplementedError
+        raise _required(self, "poll")
 
     def explain(self, room: Handle) -> View:
         """What this side believes of the room, for timelines. Called when something has gone wrong."""
