@@ -25,7 +25,7 @@ from .own_side import TRAITS, Sayings
 from .own_worker import Job, work
 from .subject import SIDES, GuestSays, Item, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
 
-_CALL_S = 20.0
+_CALL_S, _START_S = 20.0, 60.0
 _END_S = 15.0
 _SAY_S = 1.0
 _PRELOAD = ["kvrooms.harness.conformance.own_preload"]
@@ -50,11 +50,11 @@ class _Process:
 
     def met(self) -> None:
         """Wait until its group can be found."""
-        self.leader = self._answer()
+        self.leader = self._answer(_START_S)
 
     def started(self) -> None:
         """Wait until its rank is up."""
-        self.address = self._answer()
+        self.address = self._answer(_START_S)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Raises Refused, SubjectDied, RuntimeError with what the method raised."""
@@ -64,10 +64,10 @@ class _Process:
             raise SubjectDied(f"{method}: the process has ended") from error
         return self._answer()
 
-    def _answer(self) -> Any:
+    def _answer(self, seconds: float = _CALL_S) -> Any:
         try:
-            if not self.pipe.poll(_CALL_S):
-                raise SubjectDied(f"no answer for {_CALL_S:g} s")
+            if not self.pipe.poll(seconds):
+                raise SubjectDied(f"no answer for {seconds:g} s")
             kind, value = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise SubjectDied("the process has ended") from error
