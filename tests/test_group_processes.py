@@ -6,17 +6,22 @@ import json
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
+
+from kvrooms import RoomGroup
+from kvrooms.protocol.errors import GroupIncomplete
 
 pytestmark = pytest.mark.timeout(120)
 LIMIT_S = 40.0
@@ -251,3 +256,93 @@ def test_deadlines_that_fall_between_the_clocks_of_ranks() -> None:
         assert flat.count("DONE") > 10
         assert any("its deadline has passed" in reason for reason in reasons)
         assert any("not reported on room" in reason for reason in reasons)
+
+
+@contextmanager
+def gathering(size: int) -> Iterator[tuple[RoomGroup, Callable[..., Rank]]]:
+    """A leader in this process, and what starts another rank."""
+    with ExitStack() as stack:
+        leader = stack.enter_context(RoomGroup(0, size, "127.0.0.1:0", b"rank 0", **PATIENT))
+
+        def start(rank: int, size: int = size, timeout: float = LIMIT_S) -> Rank:
+            made = Rank(rank, size, leader.address, {**PATIENT, "timeout": timeout})
+            stack.callback(made.end)
+            return made
+
+        yield leader, start
+
+
+def wait_until_missing(leader: RoomGroup, *ranks: int) -> None:
+    """Until these, and no others, are missing."""
+    end = time.monotonic() + LIMIT_S
+    missing: tuple[int, ...] = ()
+    while missing != ranks:
+        assert time.monotonic() < end, missing
+        with pytest.raises(GroupIncomplete) as caught:
+            leader.join(0.01)
+        missing = caught.value.missing
+
+
+def test_who_may_join_and_what_the_others_are_told() -> None:
+    with gathering(3) as (leader, start):
+        misled = start(1, size=4)
+        assert misled.hears("refused") == "HandshakeRefused this group has 3 ranks, and you were told 4"
+        first = start(1)
+        wait_until_missing(leader, 2)
+        twice = start(1)
+        assert twice.hears("refused").startswith("HandshakeRefused rank 1 has joined already, from 127.0.0.1:")
+        first.signal(signal.SIGKILL)
+        wait_until_missing(leader, 1, 2)  # not all were there: the place is free again
+        hasty = start(1, timeout=0.5)
+        assert re.fullmatch(r"GroupIncomplete .* after 0.5 s rank 2 had not joined.*", hasty.hears("refused"))
+        again, second = start(1), start(2)
+        number = leader.join(LIMIT_S).id
+        for rank in (again, second):
+            assert rank.hears("joined") == f"{number} rank 0,rank 1,rank 2"
+        again.signal(signal.SIGKILL)
+        restarted = start(1)
+        words = restarted.hears("refused")
+        assert "you are not the rank 1 that has joined it; a process that has ended cannot be replaced" in words
+        second.tell("enter", 1)
+        assert second.outcome(1) == "FAILED"
+        assert "rank 1 of the group: peer_lost: its process has ended" in second.outcomes[1][1]
+        for rank in (misled, twice, hasty, restarted):
+            assert rank.process.wait(LIMIT_S) == 0, "nothing is left that could hold it up"
+        assert leader.counters()["ranks refused"] == 3
+
+
+def test_a_leader_that_nobody_comes_to_and_a_rank_whose_leader_never_was() -> None:
+    lonely = Rank(0, 3, "", {**PATIENT, "timeout": 0.1})
+    lost = Rank(1, 2, "127.0.0.1:1", {**PATIENT, "timeout": 0.1})
+    try:
+        assert re.fullmatch(r"GroupIncomplete .* after 0.1 s ranks 1, 2 had not joined.*", lonely.hears("refused"))
+        words = lost.hears("refused")
+        assert "the leader had not joined: the leader, rank 0, cannot be reached at 127.0.0.1:1: " in words
+        assert lonely.process.wait(LIMIT_S) == lost.process.wait(LIMIT_S) == 0
+    finally:
+        lonely.end()
+        lost.end()
+
+
+def test_the_leader_is_killed_among_many_outcomes() -> None:
+    """Two ranks differ only where one was told DONE, and the other was told nothing: never by another cause."""
+    rooms, later = range(1, 301), range(301, 311)
+    with Ranks(3, PATIENT) as ranks:
+        living = ranks.ranks[1:]
+        for room in rooms:
+            for rank in ranks:
+                rank.tell("enter", room)
+                rank.tell("fail" if rank.rank == room % 6 else "done", room)
+        assert living[0].outcome(3) == "DONE"
+        ranks[0].signal(signal.SIGKILL)  # outcomes of many others are under way, or not decided
+        for room in later:
+            for rank in living:
+                rank.tell("enter", room)
+                rank.tell("done", room)
+        for room in (*rooms, *later):
+            both = {rank.outcome(room) for rank in living}
+            if len(both) == 2:
+                (failed,) = [rank for rank in living if rank.outcomes[room][0] == "FAILED"]
+                assert "the leader is lost: its process has ended" in failed.outcomes[room][1]
+            if room % 6 < 3 or room in later:
+                assert both == {"FAILED"}, "one rank had failed, or nobody was there to decide"
