@@ -262,3 +262,17 @@ def test_settings_of_both_sides_differ() -> None:
             stage.settings = EngineSettings(staging_bytes=size if member.key[0] == "prefill" else 1 << 26)
             stage.start(member)
         ends_well(stage, 0, 1)
+
+
+def test_digests_are_not_taken_of_what_is_staged() -> None:
+    """They are refused where ranks share items, so nothing has both a digest and a slot."""
+    stage = staging(Play(0), TO_ONE, digest=1)
+    stage.call(0)
+    stage.settle()
+    room = stage.decodes[0].rooms[0]
+    assert room.poll() is Status.FAILED
+    assert "whole items" in room.failure.detail
+    assert stage.writes == []
+    room.close()
+    stage.settle()
+    assert stage.slots_in_use() == 0
