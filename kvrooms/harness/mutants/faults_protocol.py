@@ -106,7 +106,6 @@ PROTOCOL = (
             "return ((a, start),)",
         ),
         ("S1",),
-        only=True,
     ),
     Mutant(
         "one-component-is-all",
