@@ -8,10 +8,12 @@ told to end is a line more. Rooms are numbers.
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
-from kvrooms import Buffer, DecodeEngine, Memory, PrefillEngine, RoomGroup
+from kvrooms import Buffer, DecodeEngine, Memory, PrefillEngine, RoomGroup, Status
 from kvrooms.engine.decode import DecodeRoom
 from kvrooms.engine.draining import Drainer
 from kvrooms.engine.host import Drained
@@ -62,8 +64,37 @@ class Side:
             case ["outcome", number]:
                 one, _ = self.rooms[int(number)]
                 say("outcome", one.wait_outcome(30).name, one.outcome_failure or "")
+            case ["many", first, count]:
+                say("many", sum(self.many(int(first), int(count))))
             case ["tables"]:
-                say("tables", {**self.decode.tables(), **self.group.tables()})
+                say("tables", {**self.prefill.tables(), **self.decode.tables(), **self.group.tables()})
+
+    def many(self, first: int, count: int) -> Iterator[bool]:
+        """Rooms, eight at a time; of each whether it is DONE. Of every tenth rank 1 sends nothing and gives up."""
+        under_way: deque[tuple[DecodeRoom, PrefillRoom]] = deque()
+        for number in range(first, first + count):
+            page = number % 16
+            receiver = self.decode.open(number, bootstrap=self.prefill.bootstrap, pages=[page])
+            sender = self.prefill.open(number)
+            if number % 10 == 0 and self.group.rank == 1:
+                sender.abort("it is full")
+            else:
+                sender.send([page], last=True)
+            under_way.append((receiver, sender))
+            if len(under_way) == 8:
+                yield self._close(*under_way.popleft())
+        while under_way:
+            yield self._close(*under_way.popleft())
+
+    def _close(self, receiver: DecodeRoom, sender: PrefillRoom) -> bool:
+        outcome = receiver.wait_outcome(30)
+        if outcome is Status.FAILED:
+            sender.abort("its group has failed")  # decode may have learnt that before it asked for anything
+        sender.wait(30)
+        sender.close()
+        receiver.close()
+        receiver.wait_memory_free(30)
+        return outcome is Status.DONE
 
 
 def main() -> None:

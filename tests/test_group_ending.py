@@ -1,6 +1,6 @@
-"""Ranks of a group with real engines that are told to end: open rooms get their outcome first, the same on every rank.
+"""Ranks of a group with real engines: told to end, their open rooms get their outcome first, the same on every rank.
 
-And the example of docs/groups.md, which is two such processes.
+Many rooms leave nothing behind. And the example of docs/groups.md, which is two such processes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,30 @@ def test_what_does_not_end_in_time_fails_everywhere() -> None:
         assert "the engine was drained" in answer
         first.process.send_signal(signal.SIGTERM)
         assert first.ends() == (143, "drained 0 1 0")
+
+
+def test_a_thousand_rooms_leave_nothing_behind() -> None:
+    """A tenth of them fails on one rank, and so on both. What was said last is acknowledged a moment later."""
+    with ranks(LIMIT_S) as pair:
+        for rank in pair:
+            rank.tells("many", 1, 100)
+        assert [rank.hears() for rank in pair] == ["many 90"] * 2
+        before = [settled(rank) for rank in pair]
+        for rank in pair:
+            rank.tells("many", 101, 1000)
+        assert [rank.hears() for rank in pair] == ["many 900"] * 2
+        assert [settled(rank) for rank in pair] == before
+        for table in ("undecided", "decisions", "kept outcomes", "entered", "parked outcomes", "waiters", "claims"):
+            assert f"'{table}': 0" in before[0], before
+
+
+def settled(rank: Rank) -> str:
+    """Its tables when they do not change any more."""
+    last, now = "", rank.asks("tables")
+    while last != now:
+        time.sleep(0.2)
+        last, now = now, rank.asks("tables")
+    return now
 
 
 def test_the_document_shows_the_example_to_the_letter() -> None:
