@@ -106,8 +106,12 @@ class DecodeLinks(DecodeSources):
 
     def _owes_aborts(self, link: DecodeLink) -> bool:
         """Whether grants wait for an answer over this link: it may have taken the place of one that had them."""
-        sought = self._peers.get(link.sought)
-        return any(peer is not None and peer.grants for peer in (link.peer, sought))
+        return bool(link.peer is not None and link.peer.grants) or self._owed_by(link.sought)
+
+    def _owed_by(self, incarnation: int) -> bool:
+        """See `DecodeSources._owed_by`."""
+        peer = self._peers.get(incarnation)
+        return peer is not None and bool(peer.grants)
 
     def _opened(self, event: Opened) -> None:
         link = self._links.get(event.connection)

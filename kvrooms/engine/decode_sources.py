@@ -36,6 +36,10 @@ class DecodeSources(EngineCore):
         """Connect to the engine that `link.found` names."""
         raise NotImplementedError
 
+    def _owed_by(self, incarnation: int) -> bool:
+        """Whether an engine has not said yet that it writes no more for some grant."""
+        raise NotImplementedError
+
     # -- sources -------------------------------------------------------------------------------------------------
 
     def _source(self, target: Target) -> Source:
@@ -69,8 +73,8 @@ class DecodeSources(EngineCore):
         link.found = registration
         for source in list(link.sources):
             self._learn(source, link.target.rank, registration)
-        if not link.sources:
-            self._reach(link)
+        if link.found is not None and (not link.sources or self._owed_by(registration.incarnation)):
+            self._reach(link)  # whatever becomes of its instance, it has to promise that it writes no more
 
     def _learn(self, source: Source, rank: int, registration: Registration) -> None:
         """One more rank of an instance is known, or known anew."""
