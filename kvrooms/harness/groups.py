@@ -33,10 +33,14 @@ class _Nothing:
 
 
 def rank_in(
-    world: World, rank: int, size: int, leader: str = "", member: bytes = b"", settings: EngineSettings | None = None
-) -> RoomGroup:
-    """One rank, named "rank N" in the world. leader: the `address` of rank 0's group. It has begun to join."""
-    name = f"rank {rank}"
+    world: World, rank: int, size: int, leader: str = "", member: bytes = b"", settings: EngineSettings | None = None,
+    called: str = "rank",
+) -> RoomGroup:  # fmt: skip
+    """One rank, named "rank N" in the world, or otherwise `called`. leader: the `address` of rank 0's group.
+
+    It has begun to join.
+    """
+    name = f"{called} {rank}"
     channel, clock = SimChannel(world, name), SimClock(world)
 
     def runner(core: GroupCore, finish: Callable[[], None]) -> Runner:
@@ -59,10 +63,10 @@ def rank_in(
     return made
 
 
-def gather(world: World, size: int, settings: EngineSettings | None = None) -> list[RoomGroup]:
-    """A group whose ranks have all joined."""
-    first = rank_in(world, 0, size, "", b"rank 0", settings)
-    others = [rank_in(world, rank, size, first.address, b"rank %d" % rank, settings) for rank in range(1, size)]
+def gather(world: World, size: int, settings: EngineSettings | None = None, called: str = "rank") -> list[RoomGroup]:
+    """A group whose ranks have all joined. called: what their names begin with, where there are several groups."""
+    first = rank_in(world, 0, size, "", b"rank 0", settings, called)
+    others = [rank_in(world, rank, size, first.address, b"rank %d" % rank, settings, called) for rank in range(1, size)]
     world.run(lambda: all(one.members for one in (first, *others)))
     world.settle()
     return [first, *others]
