@@ -137,7 +137,7 @@ class KvroomsSim(Subject):
         self._sides: dict[Side, OwnRanks] = {}
         self._owns: dict[Side, list[OwnSide]] = {}
         self._pools: dict[Side, list[Pool]] = {}
-        self._parts: dict[Side, Assembly] = {}
+        self._parts: dict[Side, list[Assembly]] = {}
         self._lost: set[Side] = set()
         self._strangers: list[SimChannel] = []
         self._guest: _SimGuest | None = None
@@ -173,6 +173,7 @@ class KvroomsSim(Subject):
         groups: list[RoomGroup | None] = [None]
         if not alone:
             groups = [*gather(self._world, len(ranks), self._settings, f"{_NAMES[side]} group")]
+        self._parts[side] = []
         self._owns[side] = [self._rank(side, rank, groups[rank]) for rank in ranks]
         calls = [partial(_called, own) for own in self._owns[side]]
         self._sides[side] = OwnRanks(calls, (lambda: None) if alone else self._wander)
@@ -188,9 +189,8 @@ class KvroomsSim(Subject):
             instance = instance_of(shape, side, 0 if group is None else group.id)
             parts = self._world.assemble(name, memory, self._settings, instance=instance, rank=rank)
             engine = DecodeEngine(memory, settings=self._settings, assembly=parts, group=group)
-        if rank == 0:
-            self._parts[side] = parts
-        return OwnSide(side, engine, self._parts["prefill"].bootstrap, group)
+        self._parts[side].append(parts)
+        return OwnSide(side, engine, self._parts["prefill"][0].bootstrap, group)
 
     def _wander(self) -> None:
         """Callers of several ranks come at any time."""
@@ -293,8 +293,8 @@ class KvroomsSim(Subject):
         (self._lost.add if lost else self._lost.discard)(side)
 
     def _lose(self) -> None:
-        for side in self._lost:
-            channel = self._parts[side].ports.channel
+        for parts in (one for side in self._lost for one in self._parts[side]):
+            channel = parts.ports.channel
             assert isinstance(channel, SimChannel)
             for connection in channel.connections:
                 self._world.lose((channel, connection))
@@ -305,15 +305,16 @@ class KvroomsSim(Subject):
 
     def fail_writes(self, *, failing: bool) -> None:
         """See `Subject.fail_writes`."""
-        transport = self._parts["prefill"].ports.transport
-        assert isinstance(transport, SimTransport)
-        transport.post_error = "the post was refused" if failing else ""
+        for parts in self._parts["prefill"]:
+            transport = parts.ports.transport
+            assert isinstance(transport, SimTransport)
+            transport.post_error = "the post was refused" if failing else ""
 
     def inject(self, side: Side, channel: Literal["control", "notification"], parts: Sequence[bytes]) -> None:
         """See `Subject.inject`. A message of the world is a frame: each part is one."""
         if channel == "notification":
             self._tell(side, Arrival("stranger", parts[0]))
-        elif address := self._parts[side].address:
+        elif address := self._parts[side][0].address:
             self._visit(address, parts)
 
     def _visit(self, address: str, parts: Sequence[bytes]) -> None:
@@ -334,17 +335,17 @@ class KvroomsSim(Subject):
     def guest(self, saying: GuestSays, request: Request) -> None:
         """See `Subject.guest`. It has overheard what it needs for a completion: all but the name of prefill's agent."""
         if self._guest is None:
-            self._guest = _SimGuest(self._world, self._shape, self._parts["prefill"].address)
+            self._guest = _SimGuest(self._world, self._shape, self._parts["prefill"][0].address)
         guest, words = self._guest, self._guest.words
         if saying == "claim":
             guest.says(lambda: [words.claim(request)])
         elif saying == "grant":
-            guest.says(lambda: words.meddle(self._parts["decode"].ports.incarnation))
+            guest.says(lambda: words.meddle(self._parts["decode"][0].ports.incarnation))
         elif (body := self._watch.overheard.get((request.number, request.attempt))) is not None:
             self._tell("decode", Arrival(guest.agent, false_completion(body)))
 
     def _tell(self, side: Side, arrival: Arrival) -> None:
-        transport = self._parts[side].ports.transport
+        transport = self._parts[side][0].ports.transport
         self._world.later(transport, lambda: transport._arrive(arrival))  # type: ignore[attr-defined]  # noqa: SLF001
 
     def sayings(self, channel: Literal["control", "notification"]) -> Sequence[Sequence[bytes]]:
