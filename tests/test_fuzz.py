@@ -9,19 +9,29 @@ from types import SimpleNamespace
 import pytest
 
 from kvrooms import Status
+from kvrooms.engine.group_leader import Leader
 from kvrooms.fuzz import inputs, live, pool, samples
 from kvrooms.fuzz.child import Faults
 from kvrooms.fuzz.decoders import BY_NAME, DECODERS
+from kvrooms.fuzz.false_leader import FalseLeader
+from kvrooms.fuzz.group_siege import GroupSiege
 from kvrooms.fuzz.honest_decode import HonestDecode
 from kvrooms.fuzz.inputs import Tally
 from kvrooms.fuzz.mutate import SIZE_MAX, Sample, mutated
 from kvrooms.protocol import group, notify, registration, wire
 from kvrooms.protocol.errors import WireError
+from kvrooms.protocol.failure import Failure, Reason
+from kvrooms.protocol.identity import RoomKey
 
+CUT = Failure(Reason.SEND_ERROR, "the cable is cut")
 KVROOMS = str(Path(sys.executable).with_name("kvrooms"))
 RESULT = {
     "ok", "inputs", "untyped_errors", "messages", "honest_rooms", "honest_failed", "rate_ratio", "errors", "decoders",
     "strikes", "counters",
+}  # fmt: skip
+GROUP_STRIKES = {
+    "strangers' frames to a leader", "frames between a rank and its leader", "frames of a false leader",
+    "connections at once to a leader",
 }  # fmt: skip
 
 
@@ -218,6 +228,38 @@ def test_a_siege_is_ok_only_if_nothing_is_wrong_and_rooms_were_served():
     assert (siege.rate, siege.rate_attacked) == (20.0, 8.0)
 
 
+def test_an_outcome_that_contradicts_is_seen():
+    false = FalseLeader(1)
+    first, second, third = (RoomKey(n, 0) for n in range(3))
+    false._failed.add(second)
+    for key, status, failure in (
+        (first, Status.DONE, None), (second, Status.DONE, None),
+        (first, Status.FAILED, CUT), (third, Status.FAILED, None),
+    ):  # fmt: skip
+        false.on_outcome(key, status, failure)
+    false.victim.enter(RoomKey(9, 0))
+    false._opened = 10
+    assert false.finish() == [
+        "room 1 has failed on this rank, and its outcome is DONE",
+        "room 0 was told DONE, and then FAILED",
+        "room 2 is FAILED: None",
+        "6 rooms of a rank with a false leader have no outcome",
+    ]
+
+
+def test_a_group_that_decides_wrongly_is_seen(monkeypatch):
+    """Every report is counted as DONE: a room that has failed on a rank has the wrong outcome, and is named."""
+    real = Leader.report
+    monkeypatch.setattr(Leader, "report", lambda self, rank, key, number, _failure: real(self, rank, key, number, None))
+    siege = GroupSiege()
+    siege.start(1)
+    while not siege.failed:
+        siege.attack(0, 1)
+    _done, failed, wrong, _kinds, _counters = siege.finish()
+    assert failed
+    assert "should be FAILED" in wrong[0]
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -243,10 +285,10 @@ def test_a_small_run_of_everything():
     assert result["inputs"] == 20_000
     assert result["messages"] >= 800
     assert result["honest_rooms"] > 0
-    assert set(result["strikes"]) >= {"frames", "notifications", "connections", "requests"}
+    assert set(result["strikes"]) >= {"frames", "notifications", "connections", "requests"} | GROUP_STRIKES
     said = {name.partition(": ")[2] for name in result["counters"]}
     assert {"frames malformed", "frames unexpected", "frames of another incarnation"} <= said
-    assert {name.partition(": ")[0] for name in result["counters"]} == {"prefill", "decode"}
+    assert {name.partition(": ")[0] for name in result["counters"]} == {"prefill", "decode", "group"}
 
 
 def test_errors_that_are_typed_are_the_ones_that_engines_catch():

@@ -28,6 +28,7 @@ ROLES = {
     "prefill": (".honest_prefill", "HonestPrefill"),
     "decode": (".honest_decode", "HonestDecode"),
     "attacker": (".attacker", "Attacker"),
+    "group": (".group_siege", "GroupSiege"),
 }
 _DRAIN = "drain"
 _DRAIN_S = 5.0  # honest prefill keeps rooms open ahead that decode asks for no more

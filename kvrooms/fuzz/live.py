@@ -25,6 +25,9 @@ _FLOOD_FROM = 10_000
 """A run of so many messages has one moment of too many connections as well."""
 _LURES_PER_SLICE = 5
 _LULL_S = 0.2
+_GROUP_SHARE = 10
+"""A group is attacked with one message for so many to the engines, in these limits."""
+_GROUP_FEWEST, _GROUP_MOST = 200, 5000
 _REST_LIMIT_S = 15.0
 _START_S = 90.0
 _AT_REST = {
@@ -89,6 +92,9 @@ def run(seed: int, messages: int, say: Callable[[str], None], ending: Ending | N
         say("starting prefill, decode and the attacker")
         children.extend(map(Child, ("prefill", "decode", "attacker")))
         _Run(siege, seed, messages, say, ending, *children).run()
+        if ending.asked is None:
+            children.append(Child("group"))
+            _attack_group(siege, seed, messages, say, ending, children[-1])
     except ChildError as error:
         if ending.asked is None:
             siege.errors.append(str(error))
@@ -100,6 +106,26 @@ def run(seed: int, messages: int, say: Callable[[str], None], ending: Ending | N
             child.end()
         ending.at_once.remove(kill)
     return siege
+
+
+def _attack_group(
+    siege: Siege, seed: int, messages: int, say: Callable[[str], None], ending: Ending, child: Child
+) -> None:
+    """Attack the ranks of a group, when nobody measures how fast the honest engines are."""
+    count = min(max(messages // _GROUP_SHARE, _GROUP_FEWEST), _GROUP_MOST)
+    child.call("start", seed)
+    for first in range(0, count, _GROUP_FEWEST):
+        if ending.asked is not None:
+            return
+        siege.messages += child.call("attack", first, min(_GROUP_FEWEST, count - first))
+    done, failed, wrong, kinds, counters = child.call("finish", limit_s=150)
+    siege.honest_rooms += done
+    siege.honest_failed += failed
+    siege.errors += wrong
+    siege.kinds |= kinds
+    siege.counters |= {f"group: {name}": number for name, number in counters.items()}
+    say(f"{count:,} messages to the ranks of a group; {done:,} honest rooms beside them")
+    child.call("close")
 
 
 class _Run:

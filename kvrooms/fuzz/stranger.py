@@ -15,6 +15,19 @@ from .sockets import Kept, connect, send
 _FLOOD_S = 2.0
 
 
+def flood(address: str, connections: int) -> int:
+    """So many connections at once; how many were made."""
+    made = Kept(connections)
+    count = 0
+    for _ in range(connections):
+        one = connect(address)
+        if one is not None:
+            made.add(one)
+            count += 1
+    made.close()
+    return count
+
+
 class Stranger:
     """Connections to a control port that are no handshake, or a bad one.
 
@@ -67,16 +80,8 @@ class Stranger:
         return data
 
     def flood(self, connections: int) -> int:
-        """So many connections at once; how many were made."""
-        made = Kept(connections)
-        count = 0
-        for _ in range(connections):
-            one = connect(self._address)
-            if one is not None:
-                made.add(one)
-                count += 1
-        made.close()
-        return count
+        """See `flood`."""
+        return flood(self._address, connections)
 
     def close(self) -> None:
         """Hang up everywhere."""
