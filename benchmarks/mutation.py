@@ -147,7 +147,7 @@ def run(name: str, keys: list[str], files: list[str]) -> None:
     # Without the cache of compiled modules, importing everything anew takes longer than the tests.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {
-        "KVROOMS_MUTATION": str(path),
+        "MUTATION_JOB": str(path),
         "PYTHONPATH": f"{ROOT / 'benchmarks'}:{SITE}",
         "OMP_NUM_THREADS": "1",
     }

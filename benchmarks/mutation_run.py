@@ -1,6 +1,6 @@
 """Run the tests against mutants: a pytest plugin that forks for each mutant, and the slow way beside it.
 
-Both read a job (`KVROOMS_MUTATION`, JSON): folder, modules, keys of the mutants to run, where to write. Each writes one
+Both read a job (`MUTATION_JOB`, JSON): folder, modules, keys of the mutants to run, where to write. Each writes one
 JSON line per mutant.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from mutation_source import Mutant, clear_caches, functions_in, mutants_of, put_in_place, set_defaults, with_mutant
 
-JOB: dict[str, Any] = json.loads(Path(os.environ["KVROOMS_MUTATION"]).read_text())
+JOB: dict[str, Any] = json.loads(Path(os.environ["MUTATION_JOB"]).read_text())
 FOLDER: str = JOB["folder"]
 SURVIVED, KILLED = 0, 1
 MEMORY = 3 << 30
@@ -219,16 +219,21 @@ def cold() -> None:
     import pytest
     import torch  # noqa: F401
 
-    for (path, _), mutant in wanted():
-        started = time.monotonic()
+    def tested(mutant: Mutant | None = None, path: str = "") -> str:
         pid = os.fork()
         if not pid:
             quiet()
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             limit(JOB["budget"], 6 * JOB["budget"])
-            on_import(mutant, path)
+            if mutant is not None:
+                on_import(mutant, path)
             os._exit(int(pytest.main([*JOB["pytest"], "-x", "-q"])))
-        write(mutant, outcome(os.waitpid(pid, 0)[1]), "", time.monotonic() - started)
+        return outcome(os.waitpid(pid, 0)[1])
+
+    assert tested() == "survived", "a test fails, or takes too long, without a mutant"
+    for (path, _), mutant in wanted():
+        started = time.monotonic()
+        write(mutant, tested(mutant, path), "", time.monotonic() - started)
 
 
 def on_import(mutant: Mutant, path: str) -> None:
