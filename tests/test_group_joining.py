@@ -201,6 +201,24 @@ def test_a_rank_that_says_nonsense_loses_its_connection_and_no_room() -> None:
     assert bench.outcomes() == [DONE] * 3
 
 
+@pytest.mark.parametrize("source", ["the leader", "somebody"])
+def test_a_refusal_amid_what_a_leader_says_is_nonsense(source: str) -> None:
+    """It is believed as the first word on a connection alone: then whoever listens there is another process."""
+    bench = Bench()
+    bench.enter()
+    bench.done(0, 1)
+    bench.settle()
+    core = bench.world.runner("rank 0").core
+    incarnation = core._ports.incarnation if source == "the leader" else 5
+    core._channel.send(core._seats[1].connection, wire.encode(said.Refuse("who are you?"), incarnation, 0))
+    core._channel.flush()
+    bench.settle()
+    bench.done(2)
+    bench.until(0, 1, 2)
+    assert bench.outcomes() == [DONE] * 3
+    assert bench.groups[2].problems == ()
+
+
 def test_a_rank_that_reports_on_more_rooms_than_a_leader_keeps_is_lost() -> None:
     settings = EngineSettings(decision_timeout_s=60.0, rooms_max=2)
     bench = Bench(size=2, settings=settings)

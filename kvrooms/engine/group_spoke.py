@@ -112,8 +112,8 @@ class SpokeCore(GroupCore):
         if connection != self._connection:
             return  # it is over, and this was on its way
         received = self._decoded(frame)
-        if received is not None and isinstance(received.body, group.Refuse):
-            self._refused(received.body.words)
+        if received is not None and isinstance(received.body, group.Refuse) and not self._known:
+            self._refused(received.body.words)  # its first word: else it is nobody's who could say that
             return
         if received is None or not self._between(received):
             # On a new connection it is said again; not at once, lest it be malformed for ever.

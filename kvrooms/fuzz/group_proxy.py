@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections import deque
 
 from ..protocol import group, wire
@@ -14,6 +15,8 @@ from . import samples
 from .mutate import mutated
 
 _REMEMBERED = 200
+_PEACE_S = 0.5
+"""Nonsense ends a connection; whoever ends each new one at once keeps the rank away from its group, and it is lost."""
 
 
 def framed(frame: bytes) -> bytes:
@@ -40,8 +43,8 @@ class Way:
     def _run(self) -> None:
         try:
             while frame := read_frame(self._source):
-                self.passed.append(frame)
                 self.put(frame)
+                self.passed.append(frame)  # only now, so that nothing comes before the first word
         except (OSError, WireError):
             pass
         for one in (self._target, self._source):
@@ -70,6 +73,7 @@ class Proxy:
         self._ways: tuple[Way, ...] = ()
         self._between: list[tuple[threading.Thread, socket.socket]] = []
         self._samples = samples.group_frames()
+        self._peace = 0.0
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -99,18 +103,23 @@ class Proxy:
         way = rng.choice(ways)
         data = self._data(rng, way)
         try:
-            way.put(data)
+            if data:
+                way.put(data)
         except OSError:
             pass  # the connection has just been given up; there will be another
         return data
 
     def _data(self, rng: random.Random, way: Way) -> bytes:
         said = list(way.passed)
-        if said and rng.random() < 0.7:
+        if not said:
+            return b""
+        now = time.monotonic()
+        if rng.random() < 0.7 or now < self._peace:
             return rng.choice(said)
+        self._peace = now + _PEACE_S
         sample = rng.choice(self._samples)
         data = mutated(rng, sample, sample.whole) if rng.random() < 0.5 else sample.whole
-        return data[: wire.FRAME_MAX] or b"\0"
+        return data[: wire.FRAME_MAX]
 
     def close(self) -> None:
         """Listen no more, and hang up."""
