@@ -51,7 +51,6 @@ class DescriptorTable:
     """
 
     def __init__(self, layout: Layout, regions: Regions) -> None:
-        self._layout = layout
         self._regions = regions
         self._next: dict[str, int] = {}
         self.kv = self._part(regions.kv, [spec.item_length for spec in layout.kv])
