@@ -6,6 +6,7 @@ import pytest
 from group_bench import DONE, FAILED, KEY, Bench
 from mutants import Mutant, dies, named
 
+from kvrooms.engine.group_hub import HubCore
 from kvrooms.engine.group_spoke import SpokeCore
 from kvrooms.harness import world
 from kvrooms.harness.world import World
@@ -44,6 +45,34 @@ def test_an_outcome_that_was_on_its_way_when_the_connection_broke_is_said_again(
     assert bench.outcomes() == [DONE] * 3
     bench.wait(3)
     bench.serves()
+
+
+def check_what_was_missed_comes_first() -> None:
+    """A room is decided while ranks are away, another as they come back: outcomes are told in their order."""
+    other = RoomKey(8, 0)
+    for steps in range(20):
+        bench = Bench()
+        bench.enter()
+        bench.settle()
+        for rank in (1, 2):
+            bench.channel(rank).cut(CloseCause.PEER_CLOSED)
+        for _ in range(steps):
+            bench.world.step()
+        bench.enter(0, key=other)
+        bench.done(0, key=other)
+        bench.done()
+        bench.until(0, 1, 2, timers=False)
+        assert len(set(bench.outcomes())) == 1
+
+
+def test_a_rank_that_comes_back_hears_first_what_it_has_missed() -> None:
+    check_what_was_missed_comes_first()
+
+
+@named([Mutant(HubCore, "tell", "if not seat.returning:", "if True:")])
+def test_the_order_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    dies(check_what_was_missed_comes_first)
 
 
 def test_a_leader_that_cannot_say_that_it_gave_up_a_connection() -> None:

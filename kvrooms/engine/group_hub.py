@@ -291,7 +291,9 @@ class HubCore(GroupCore):
     def tell(self, rank: int, body: wire.Body) -> None:
         """See `LeaderPort.tell`."""
         if rank:
-            self._tell(self._seats[rank - 1], body)
+            seat = self._seats[rank - 1]
+            if not seat.returning:  # else `Leader.back` tells it this and all that it has missed before, in order
+                self._tell(seat, body)
         else:
             self._to_member.append(body)
 

@@ -49,6 +49,12 @@ GROUP = (
         ("L3",),
     ),
     Mutant(
+        "told-out-of-turn",
+        "a rank that comes back is told what is decided just now before what it has missed, which it then ignores",
+        Text("engine.group_hub:HubCore.tell", "if not seat.returning:", "if True:"),
+        ("L3",),
+    ),
+    Mutant(
         "told-once-and-for-all",
         "an outcome that was sent is known: it is not said again on a new connection",
         Cell(*_DECISION, "DONE", "BACK", (ignore(),)),

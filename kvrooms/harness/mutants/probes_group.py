@@ -136,6 +136,28 @@ def a_reset_of_the_network_is_no_death(play: Play) -> None:
         raise Broken(f"the outcomes are {told}")
 
 
+@probe("L3", seeds=1)
+def a_rank_that_comes_back_hears_first_what_it_has_missed(play: Play) -> None:
+    """A room is decided while a rank is away, another just as it comes back: it is told both, without a timer."""
+    other = RoomKey(8, 0)
+    for steps in range(20):
+        world = World(play.seed)
+        groups = gather(world, 3, _SETTINGS)
+        play.scenes += 1
+        for group in groups:
+            group.enter(KEY)
+        world.settle()
+        for rank in (1, 2):
+            world.runner(f"rank {rank}").channel.cut(CloseCause.PEER_CLOSED)  # the leader takes them for dead
+        for _ in range(steps):
+            world.step()
+        groups[0].enter(other)
+        groups[0].report(other, Status.DONE)
+        for group in groups:
+            group.report(KEY, Status.DONE)
+        _settled(world, groups, 0, 1, 2)
+
+
 @probe("S3", seeds=1)
 def a_failed_outcome_says_so_with_its_rank(play: Play) -> None:
     """A room that failed on one rank is no reason to use its memory on another as if it were DONE there."""
