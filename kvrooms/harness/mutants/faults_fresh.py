@@ -74,7 +74,6 @@ FRESH = (
             "    room._sent_pages, room._sent_state = reached, counted",
         ),
         ("L2",),
-        only=True,
         also=("simulate",),
     ),
     Mutant(
