@@ -73,8 +73,13 @@ class DecodeSources(EngineCore):
         link.found = registration
         for source in list(link.sources):
             self._learn(source, link.target.rank, registration)
-        if link.found is not None and (not link.sources or self._owed_by(registration.incarnation)):
+        if self._undialed(link) and (not link.sources or self._owed_by(registration.incarnation)):
             self._reach(link)  # whatever becomes of its instance, it has to promise that it writes no more
+
+    @staticmethod
+    def _undialed(link: DecodeLink) -> bool:
+        """Whether the registry has named an engine that was not dialed yet."""
+        return link.found is not None
 
     def _learn(self, source: Source, rank: int, registration: Registration) -> None:
         """One more rank of an instance is known, or known anew."""
