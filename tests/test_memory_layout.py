@@ -81,11 +81,12 @@ def freed(left: int) -> torch.Tensor:
 
 def test_an_array_that_was_freed_or_moved_since_is_found() -> None:
     tensor, numbers = torch.zeros(4, 8), np.zeros((4, 8))
-    memory = Memory(1, kv=[Buffer(0, "k", tensor), Buffer(0, "v", numbers)], state=[component()])
+    kv = [Buffer(0, "k", tensor), Buffer(0, "v", numbers)]
+    memory = Memory(1, kv=kv, aux={"first": array()}, state=[component()])
     memory.check_unmoved()
     before = tensor.untyped_storage()
     tensor.data = torch.zeros(4, 8)
-    with pytest.raises(InvalidArgument, match="moved or resized"):
+    with pytest.raises(InvalidArgument, match=r"^memory: an array was moved or resized"):
         memory.check_unmoved()
     before.resize_(0)
     tensor.untyped_storage().resize_(0)
