@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mutants import Mutant, named
 
-from kvrooms.engine import account, decode_links
+from kvrooms.engine import account, decode_links, group_member
 from kvrooms.engine.decode_core import DecodeCore
 from kvrooms.engine.grants import GrantBook
 from kvrooms.engine.handle import Room
@@ -19,11 +19,13 @@ from kvrooms.engine.host import Engine
 from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.harness.evidence import PROPERTY_IDS, SMOKE
+from kvrooms.harness.simulate.rank_swarm import is_ranked
 from kvrooms.harness.simulate.run import Outcome, replay, run_seed, simulate
 from kvrooms.harness.simulate.swarm import MISCHIEF
+from kvrooms.statemachine import group as tables
 from kvrooms.transport.ports import CloseCause
 
-SEEDS = range(90)
+SEEDS = [seed for seed in range(103) if not is_ranked(seed)]
 FAULTS = {
     "connection cut", "connection jammed", "delay", "engine closed", "engine drained", "engine its clock jumps",
     "engine killed", "engine stalled", "forged notification", "frame corrupted", "frame late", "frame lost",
@@ -57,6 +59,49 @@ def test_every_run_holds_and_every_property_has_examples() -> None:
             "corrupted",
         ):
             assert f"{side} {reason}" in outcomes
+
+
+RANKED = [seed for seed in range(400) if is_ranked(seed)]
+FAULTS_OF_RANKS = {
+    "connection cut", "engine killed", "engine stalled", "frame corrupted", "frame late",
+    "group's connection cut", "group's connection jammed", "group's frame corrupted", "group's frame late",
+    "group's frame truncated", "group's rank killed", "write slow",
+}  # fmt: skip
+
+
+def test_runs_of_several_ranks_and_their_groups_hold() -> None:
+    seen: set[str] = set()
+    injected: set[str] = set()
+    outcomes: set[str] = set()
+    for seed in RANKED:
+        outcome = run_seed(seed)
+        assert not outcome.found, outcome.found[0].text()
+        seen |= outcome.examples.keys()
+        injected |= outcome.injected.keys()
+        outcomes |= outcome.outcomes.keys()
+    assert {"L1", "L2", "L3", "L4", "L5", "S1", "S2", "S3", "C1", "A1"} <= seen
+    assert injected >= FAULTS_OF_RANKS, FAULTS_OF_RANKS - injected
+    assert {f"{side} group {end}" for side in ("decode", "prefill") for end in ("DONE", "FAILED")} <= outcomes
+
+
+def test_a_run_of_several_ranks_is_replayed() -> None:
+    outcome = run_seed(RANKED[3])
+    assert outcome == run_seed(RANKED[3])
+    assert replay(RANKED[3]).timeline
+    assert outcome.found == ()
+
+
+@named(
+    [
+        Mutant(tables, "_open", "Votes.ALL_DONE if all(numbers)", "Votes.ALL_DONE if any(numbers)"),
+        Mutant(group_member.Member, "link_up", "self._step(key, LinkUp())", "pass"),
+        Mutant(Engine, "on_abort", "room = self._undecided.get(key)", "room = None"),
+    ]
+)
+def test_a_planted_fault_of_groups_is_found(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    outcome = next(one for one in map(run_seed, RANKED * 4) if one.found)
+    assert {one.property for one in outcome.found} & {"A1", "L2", "L3", "L4"}
 
 
 @pytest.mark.deep
@@ -165,6 +210,6 @@ def test_more_than_a_proof_taken_for_one_is_found_with_a_timeline(monkeypatch: p
     assert {one.property for one in outcome.found} <= {"S3", "S4"}
     found = simulate(seed=outcome.seed, rooms=1, workers=0).tally.counterexamples()[0]
     assert found.source == f"simulation seed {outcome.seed}"
-    assert "a write" in found.summary or "landed" in found.summary
+    assert any(words in found.summary for words in ("a write", "landed", "no process of that name has ended"))
     assert found.timeline
     assert "does not hold" in found.text()

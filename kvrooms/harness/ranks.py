@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ..engine.core import Ports
 from ..engine.decode import DecodeEngine, DecodeRoom
+from ..engine.group import RoomGroup
 from ..engine.host import Place
 from ..engine.prefill import PrefillEngine, PrefillRoom
 from ..engine.settings import EngineSettings
@@ -110,13 +111,19 @@ class Ranks(Witness):
                 assembly=parts,
                 cp_rank=member.member.cp_rank,
                 cp_size=member.member.cp_size,
+                group=self.group_of(member),
             )
         else:
             parts = self.world.assemble(member.name, member.memory, self.settings, instance=self.decode, rank=rank)
             self.meddle(member, parts.ports)
-            member.engine = DecodeEngine(member.memory, settings=self.settings, assembly=parts)
+            group = self.group_of(member)
+            member.engine = DecodeEngine(member.memory, settings=self.settings, assembly=parts, group=group)
         member.transport = self.world.agents[parts.ports.transport.agent]
         return member
+
+    def group_of(self, member: Member) -> RoomGroup | None:
+        """The group that gives a rank's rooms one outcome; whoever wants one comes here."""
+        return None
 
     def meddle(self, member: Member, ports: Ports) -> None:
         """Whoever wants to stand between a rank and its ports comes here."""

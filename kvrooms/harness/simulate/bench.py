@@ -307,15 +307,7 @@ class Bench(Witness):
 
     def left_over(self, side: Side) -> str:
         """What the tables of an engine hold although no room is left: "" if nothing."""
-        tables = side.engine.tables()
-        left = {name: n for name, n in tables.items() if n and name not in _KEPT}
-        if left:
-            return f"{side.name} still holds {left}"
-        if tables["timers"] > tables["links"]:
-            return f"{side.name}: a timer of nothing: {tables}"
-        if tables["peers"] == tables["links"] and tables.get("void", 0) > tables["peers"]:
-            return f"{side.name}: void grants of nobody: {tables}"  # of one that went away unproven more may be kept
-        return ""
+        return left_over(side.name, side.engine.tables())
 
     def check_clean(self) -> None:
         """No table holds anything of any room, and no range is claimed."""
@@ -325,6 +317,18 @@ class Bench(Witness):
             if left:
                 self.complain("C1", left)
         assert not self.held
+
+
+def left_over(name: str, tables: dict[str, int]) -> str:
+    """What tables of an engine hold although no room is left: "" if nothing."""
+    left = {table: n for table, n in tables.items() if n and table not in _KEPT}
+    if left:
+        return f"{name} still holds {left}"
+    if tables["timers"] > tables["links"]:
+        return f"{name}: a timer of nothing: {tables}"
+    if tables["peers"] == tables["links"] and tables.get("void", 0) > tables["peers"]:
+        return f"{name}: void grants of nobody: {tables}"  # of one that went away unproven more may be kept
+    return ""
 
 
 def _holders(side: Side, at: int, length: int) -> Iterator[tuple[int, Held | None]]:

@@ -122,12 +122,11 @@ class Judge(Eyes):
         self.accuse("L2" if life.trouble is Trouble.NONE else "L3", words, life)
 
     def _timer(self, life: Life, who: str, failure: Failure) -> None:
-        found = _OPEN.search(failure.detail)
-        if found is None:
+        closed = obligations(failure)
+        if not closed:
             self.accuse("L3", f"a deadline of {who} does not say what was open: {failure}", life)
             return
-        kinds = [kind for kind in _OBLIGATIONS if kind in found[1]]
-        self.timers[f"{who} {failure.reason.value}: {', '.join(kinds) or found[1]}"] += 1
+        self.timers[f"{who} {failure.reason.value}: {closed}"] += 1
 
     @property
     def disturbed(self) -> bool:
@@ -145,6 +144,14 @@ class Judge(Eyes):
         if held.note is not None:
             self.note(_side(*held.note), "state", "memory free", held.note[0])
         super().freed(held)
+
+
+def obligations(failure: Failure) -> str:
+    """What a deadline says was open, by kind where it is a part of the manifest: "" if it says nothing."""
+    found = _OPEN.search(failure.detail)
+    if found is None:
+        return ""
+    return ", ".join(kind for kind in _OBLIGATIONS if kind in found[1]) or found[1]
 
 
 def _side(life: Life, caller: Caller) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...protocol import notify, wire
 from ...protocol.errors import WireError
 from ..evidence import Step
 from ..ports import Write
-from .lives import Life
 
 STEPS_MAX = 80
+
+
+class Numbered(Protocol):
+    """A room of a run."""
+
+    serial: int
 
 
 class _Line(NamedTuple):
@@ -24,7 +29,7 @@ class Record:
     def __init__(self) -> None:
         self._lines: list[_Line] = []
 
-    def add(self, at: float, who: str, kind: str, text: str, to: str, lives: tuple[Life, ...]) -> None:
+    def add(self, at: float, who: str, kind: str, text: str, to: str, lives: tuple[Numbered, ...]) -> None:
         """One line."""
         self._lines.append(_Line(Step(round(at, 3), who, kind, text, to), tuple(life.serial for life in lives)))
 

@@ -4,8 +4,9 @@
     print(found.tally.broken, found.timers)
     print(replay(17).text())
 
-A run has a day on which things go wrong and an evening on which nothing does any more (see `day` and `evening`). Seeds
-are numbers: run n of `simulate(seed=s)` is the run of seed s + n, on any machine.
+A run has a day on which things go wrong and an evening on which nothing does any more (see `day` and `evening`). Every
+eighth seed makes a run of several ranks and their groups (see `rank_day` and `rank_evening`). Seeds are numbers: run n
+of `simulate(seed=s)` is the run of seed s + n, on any machine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from ...engine.ending import end_with_parent
 from ..evidence import Counterexample, Step, Tally, timeline_lines
 from .day import Day
 from .evening import Evening
+from .rank_day import RankDay
+from .rank_evening import RankEvening
+from .rank_swarm import is_ranked
 from .record import Record
 
 Progress = Callable[[str], None]
@@ -76,15 +80,16 @@ class Run(NamedTuple):
 
 def run_seed(seed: int, record: Record | None = None) -> Outcome:
     """One run."""
-    day = Day(seed, record)
+    day = RankDay(seed, record) if is_ranked(seed) else Day(seed, record)
     judge = day.judge
     try:
         day.live()
-        Evening(day).live()
+        (RankEvening(day) if isinstance(day, RankDay) else Evening(day)).live()
     except Exception as error:  # noqa: BLE001 - whatever ends an engine's loop is a finding, with its place
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{at.filename.rpartition('/')[2]}:{at.lineno}"
-        spoken_to = bool(day.strangers) or any(name.startswith("frame ") for name in judge.injected)
+        strangers = isinstance(day, Day) and bool(day.strangers)
+        spoken_to = strangers or any("frame " in name for name in judge.injected)
         judge.accuse(
             "S5" if spoken_to else "L4", f"the loop of an engine ended: {type(error).__name__}: {error} ({where})"
         )
