@@ -152,7 +152,6 @@ TABLES = (
         "an ABORT is acknowledged when it comes, not when the last write has settled",
         Without(*_DRAIN, "VOID", "SETTLED", Do.SEND_ACK),
         ("L5",),
-        only=True,
         also=("hunt",),
     ),
     Mutant(
