@@ -71,6 +71,7 @@ class Report(NamedTuple):
                 "states": explored.states,
                 "transitions": explored.transitions,
                 "complete": explored.complete,
+                "unreached": list(explored.unreached),
                 "configs": [{"name": config.name, "states": config.states} for config in explored.configs],
                 "seconds": round(explored.seconds, 1),
             },

@@ -38,6 +38,7 @@ SETUPS: dict[str, Setup] = {
         Setup("group-3-fail", 3, ends=("failed",), faults=("lose",), budget=1, opened=True),
         Setup("group-3-kill", 3, ends=("done",), faults=("kill", "kill leader"), budget=1),
         Setup("group-3-withdraw", 3, ends=("done",), faults=("withdraw",), budget=1),
+        Setup("group-3-left", 3, ends=("done",), faults=("withdraw", "kill"), budget=2, opened=True),
         Setup("group-3-never", 3, never=(2,), ends=("done",), faults=("kill leader",), budget=1),
     )
 }
