@@ -40,6 +40,7 @@ def drains_check(leader: RoomGroup, other: RoomGroup) -> None:
     """Of two rooms that are DONE on this rank, the other rank has ended one."""
     prefill = PrefillEngine(memory(), name="draining-p")
     decode = DecodeEngine(memory(), name="draining-d", group=leader)
+    rooms = []
     with prefill, decode:
         for key in KEYS:
             other.enter(key)
@@ -48,8 +49,9 @@ def drains_check(leader: RoomGroup, other: RoomGroup) -> None:
             sender.send([key.room], last=True)
             assert sender.wait(LIMIT_S) is room.wait(LIMIT_S) is Status.DONE
             assert room.outcome is Status.TRANSFERRING
+            rooms.append(room)
         other.report(KEYS[0], Status.DONE)
-        assert leader.wait_outcome(KEYS[0], LIMIT_S) is Status.DONE
+        assert rooms[0].wait_outcome(LIMIT_S) is Status.DONE
         drained = decode.drain(0.0)
         assert (drained.done, drained.failed) == (1, 1)
         assert [name for name in drained.aborted if "room 2" in name] == list(drained.aborted) != []

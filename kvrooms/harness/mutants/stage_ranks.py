@@ -53,7 +53,7 @@ class RankStage(Ranks):
         if lie is not None:
             ports.channel = cast(ControlChannel, _Liar(ports.channel, lie))
 
-    def ended(self, aside: bool, *numbers: int) -> None:
+    def ended(self, *numbers: int, aside: bool) -> None:
         """Play rooms to their end. Raises Hang if there is none; `aside`: Aside, which is nobody's fault."""
         try:
             self.play(*numbers)
