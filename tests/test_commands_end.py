@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,16 @@ class Command:
     def look(self) -> None:
         """Remember who belongs to it, and the shared memory with a name that they use."""
         for pid in [self.process.pid, *descendants(self.process.pid)]:
-            self.handles[pid] = os.pidfd_open(pid)
-            self.shared |= shared_memory(pid)
+            with suppress(ProcessLookupError):  # some end by themselves when they have done their part
+                self.handles[pid] = os.pidfd_open(pid)
+                self.shared |= shared_memory(pid)
 
     def tell(self, sign: signal.Signals, *, everybody: bool = False) -> None:
         """Send a signal to it, or to all processes that belong to it, as a service manager does."""
-        for handle in self.handles.values() if everybody else [self.handles[self.process.pid]]:
-            signal.pidfd_send_signal(handle, sign)
+        signal.pidfd_send_signal(self.handles[self.process.pid], sign)
+        for handle in [handle for pid, handle in self.handles.items() if everybody and pid != self.process.pid]:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, sign)
 
     def ended(self) -> tuple[int, list[str]]:
         """Its status and last lines, once it has ended; nothing of it is left."""
@@ -70,10 +74,8 @@ class Command:
     def close(self) -> None:
         """End what is left."""
         for handle in self.handles.values():
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             os.close(handle)
         self.process.kill()
         self.process.communicate()
@@ -82,9 +84,10 @@ class Command:
 def descendants(pid: int) -> list[int]:
     """All processes that descend from one."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended has none
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 
