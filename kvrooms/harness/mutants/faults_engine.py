@@ -171,7 +171,12 @@ ENGINE = (
     Mutant(
         "handshake-refused-in-silence",
         "rooms that wait for a refused handshake are left to their deadline",
-        Text("engine.decode_links:DecodeLinks._refuse", "for grant in list(link.held):", "for grant in ():"),
+        Text(
+            "engine.decode_links:DecodeLinks._refuse",
+            "for grant in list(link.held):\n        self._fail(grant.record, On.PEER_LOST, self._refusal(words))\n"
+            "    for source in link.sources:\n        self._give_up(source, words)",
+            "_ = words",
+        ),
         ("L3",),
         only=True,
     ),

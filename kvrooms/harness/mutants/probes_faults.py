@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ...engine.settings import EngineSettings
+from ...protocol import wire
 from ...protocol.errors import TransportError, UncertainWrite
 from ...protocol.failure import Reason
 from ...transport.ports import CloseCause
+from .hand import HandPrefill
 from .probe import Play, probe
-from .stage import Broken, Room, Shape, Stage
+from .stage import Aside, Broken, Room, Shape, Stage
 
 SWA = Shape(indexed=1)
 _LATE_S = 1.0
@@ -74,6 +76,21 @@ def engines_that_do_not_fit_say_so(play: Play) -> None:
     stage = play.scene()
     stage.decodes.append(stage.add_decode("other", Shape(layers=2)))
     receiver = stage.receive(decode=1)
+    stage.finish(receiver)
+    stage.fails(receiver, Reason.HANDSHAKE_REFUSED)
+
+
+@probe("L3", seeds=1)
+def a_handshake_that_prefill_refuses_ends_what_waits_for_it(play: Play) -> None:
+    """The registry has said that they fit, and the engine itself says no: without a timer its rooms learn that."""
+    stage = play.scene()
+    hand = HandPrefill(stage)
+    receiver = stage.receive(instance=hand.name)
+    stage.settle()
+    if not hand.heard(wire.Hello):
+        raise Aside
+    stage.fault("refuses the handshake", hand.name)
+    hand.say(wire.Refuse(("not with you",)))
     stage.finish(receiver)
     stage.fails(receiver, Reason.HANDSHAKE_REFUSED)
 
