@@ -8,16 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from plan_support import heads, rank, swa
 
 from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.layout import (
-    AuxSpec,
     BufferSpec,
-    ComponentSpec,
     Instance,
     Layout,
     Owed,
-    Rank,
     Region,
     Regions,
     Shard,
@@ -119,26 +117,11 @@ def test_every_byte_is_where_the_oracle_says(name: str) -> None:
             due = [oracle.due_bytes(oracle.Pair(prefill, decode), d, room) for d in range(len(decode.ranks))]
             assert count == sum(due), "bytes that are owed are written once"
             wanted = [oracle.expected(oracle.Pair(prefill, decode), d, wanted[d], room) for d in range(len(wanted))]
-        for rank, want, have in zip(decode.ranks, wanted, found, strict=True):
-            assert judge.compare(rank.layout, want, have) == []
+        for r, want, have in zip(decode.ranks, wanted, found, strict=True):
+            assert judge.compare(r.layout, want, have) == []
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
-
-
-def heads(first: int, units: int, total: int = 4, size: int = 8, rows: int = 4, **change: Any) -> BufferSpec:
-    shard = Shard(0, rows, units * size, units, size, size, first, total)
-    return msgspec.structs.replace(BufferSpec(0, "k", rows * units * size, "uint8", (shard,)), **change)
-
-
-def rank(
-    *kv: BufferSpec, page: int = 4, aux: tuple[str, ...] = (), state: Any = (), cp: tuple[int, int] = (0, 1)
-) -> Rank:
-    return Rank(Layout(page, kv, tuple(AuxSpec(name, 8, "int64") for name in aux), tuple(state)), *cp)
-
-
-def swa(kind: str = "swa", owed: Owed = Owed.WHEN_INDEXED, layer: int = 1, rows: int = 1) -> ComponentSpec:
-    return ComponentSpec("s", kind, owed, (heads(0, 4, rows=rows, layer=layer),))
 
 
 @pytest.mark.parametrize(
