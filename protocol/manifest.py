@@ -22,6 +22,7 @@ from .shares import Covers
 Indices = npt.NDArray[np.int32]
 _EMPTY: Indices = np.empty(0, dtype=np.int32)
 _EMPTY.flags.writeable = False
+_FEW = 32
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=ITEMS_MAX)]
 Position = Annotated[int, msgspec.Meta(ge=0, le=PAGES_MAX)]
@@ -132,6 +133,14 @@ def _restricted(declared: Declaration, covers: Covers) -> Declaration:
     )
 
 
+def extent(indices: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
+    """The lowest and the highest of some indices; there is at least one."""
+    if len(indices) > _FEW:
+        return int(indices.min()), int(indices.max())
+    listed = indices.tolist()  # of a handful, numpy takes ten times as long
+    return min(listed), max(listed)
+
+
 def page_indices(field: str, value: object, items: int) -> Indices:
     """`value` (any iterable of integers) as checked page indices, each in [0, items). Raises InvalidArgument."""
     return _EMPTY if value is None else _integers(field, value, items)
@@ -229,7 +238,7 @@ def _says_nothing(entry: object) -> bool:
 def _integers(field: str, value: object, items: int) -> Indices:
     """A flat iterable of integers as int32, each in [0, items)."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu" and len(value):
-        low, high = int(value.min()), int(value.max())
+        low, high = extent(value)
         if low < 0 or high >= items:
             raise InvalidArgument(field, low if low < 0 else high, f"must be between 0 and {items - 1}")
         return value.astype(np.int32)  # a copy: the caller may reuse its array

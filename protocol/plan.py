@@ -308,11 +308,18 @@ def _small(slices: list[_Slice]) -> Piece:
             ),
         )
     # Buffer after buffer: neighbouring pages of one buffer stay neighbours, and the transport may still merge them.
-    ours = [(part.source_part.bases[:, None] + part.source).reshape(-1) for part in slices]
-    theirs = [(part.destination_part.bases[:, None] + part.destination).reshape(-1) for part in slices]
+    ours = [_listed(part.source_part.bases, part.source) for part in slices]
+    theirs = [_listed(part.destination_part.bases, part.destination) for part in slices]
     if len(slices) == 1:
         return _indexed(first, parts, ours[0], theirs[0], size)
     return _indexed(first, parts, np.concatenate(ours), np.concatenate(theirs), size)
+
+
+def _listed(bases: Indices, items: Indices) -> Indices:
+    """Where items stand in a descriptor list, buffer after buffer."""
+    if len(bases) == 1:  # without the two steps that only reshape
+        return bases + items
+    return (bases[:, None] + items).reshape(-1)
 
 
 def _merges(slices: list[_Slice]) -> bool:

@@ -19,7 +19,7 @@ from .errors import WireError
 from .failure import DETAIL_MAX, Reason
 from .identity import ATTEMPT_MAX, COMPONENTS_MAX, NAME_MAX, PAGES_MAX, ROOM_MAX
 from .layout import Layout, Regions
-from .manifest import Indices, Manifest
+from .manifest import Indices, Manifest, extent
 from .shares import Share
 from .staging import SLOTS_MAX, Slots
 
@@ -27,6 +27,7 @@ VERSION = 1
 FRAME_MAX = 64 * 2**20
 _HEADER = struct.Struct("<BBHQQQ")
 _PREFIX = struct.Struct("<I")
+_PACKED = np.dtype("<i4")
 PREFIX_LENGTH = _PREFIX.size
 HEADER_LENGTH = _HEADER.size
 
@@ -293,16 +294,16 @@ def _field(cls: type[Body], message: str) -> str:
 
 def pack_indices(indices: Indices) -> bytes:
     """int32 little-endian, as Metadata carries them."""
-    return indices.astype("<i4", copy=False).tobytes()
+    return indices.astype(_PACKED, copy=False).tobytes()
 
 
 def unpack_indices(field: str, packed: bytes, count: int, items: int) -> Indices:
     """Indices from the wire: exactly `count`, each in [0, items). Raises WireError naming the field."""
     if len(packed) != 4 * count:
         raise WireError(field, f"{len(packed)} bytes, {4 * count} are needed for {count} indices")
-    indices = np.frombuffer(packed, dtype="<i4").astype(np.int32, copy=False)
+    indices: Indices = np.frombuffer(packed, dtype=_PACKED).astype(np.int32, copy=False)
     if count:
-        low, high = int(indices.min()), int(indices.max())
+        low, high = extent(indices)
         if low < 0 or high >= items:
             raise WireError(field, f"index {low if low < 0 else high} is not between 0 and {items - 1}")
     return indices

@@ -263,6 +263,19 @@ def test_wrong_pages_are_named(value: object) -> None:
         m.page_indices("pages", value, 0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 100])
+def test_a_wrong_page_is_found_wherever_it_stands(count: int) -> None:
+    for at in {0, count // 2, count - 1}:
+        for wrong in (-1, 50):
+            pages = np.full(count, 7, dtype=np.int64)
+            pages[at] = wrong
+            with pytest.raises(InvalidArgument, match="pages") as caught:
+                m.page_indices("pages", pages, 50)
+            assert caught.value.value == wrong
+            pages[at] = 49
+            assert m.extent(pages) == (7 if count > 1 else 49, 49)
+
+
 def test_derive_says_what_is_owed() -> None:
     spec = layout(Owed.WHEN_INDEXED, Owed.WHEN_INDEXED)
     one, none = np.array([3], np.int32), np.empty(0, np.int32)
