@@ -2,168 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mutants import Mutant, dies, hunt, named
+from plan_oracle import Case, check_merged_is_indexed, check_plan, planned
 
 from kvrooms.protocol import plan
 from kvrooms.protocol.identity import COMPONENTS_MAX
 from kvrooms.protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions
 from kvrooms.protocol.notify import PARTS_MAX, Part, PartKind
-from kvrooms.protocol.plan import DescriptorTable, Piece, Transfer
+from kvrooms.protocol.plan import DescriptorTable, Transfer
 
-Place = tuple[str, int, int]
-"""One byte of memory: its kind, its device, its address."""
-
-Row = tuple[int, int, int]
 MEMORIES: list[Literal["DRAM", "VRAM"]] = ["DRAM", "VRAM"]
 
 
 @pytest.fixture(autouse=True)
 def _look_for_runs_in_small_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MERGE_FROM", plan.MERGE_MIN)
-
-
-class Case(NamedTuple):
-    """Two sides of one layout, and what is to be moved."""
-
-    layout: Layout
-    source: Regions
-    destination: Regions
-    transfers: list[Transfer]
-    piece_bytes: int
-    report_every: int = plan.REPORT_EVERY
-
-
-# -- the oracle ------------------------------------------------------------------------------------------------------
-
-
-def buffers_of(layout: Layout, regions: Regions, transfer: Transfer) -> list[tuple[Region, int]]:
-    """The regions of a transfer's part, each with its bytes per item."""
-    if transfer.kind is PartKind.KV:
-        return [(region, spec.item_length) for region, spec in zip(regions.kv, layout.kv, strict=True)]
-    if transfer.kind is PartKind.AUX:
-        return [(region, aux.item_length) for region, aux in zip(regions.aux, layout.aux, strict=True)]
-    which = transfer.layout_component
-    specs = layout.state[which].buffers
-    return [(region, spec.item_length) for region, spec in zip(regions.state[which], specs, strict=True)]
-
-
-def bytes_of_position(case: Case, transfer: Transfer, at: int) -> list[tuple[Place, Place]]:
-    """The (source, destination) bytes of the transfer's position number `at`."""
-    found = []
-    sides = (buffers_of(case.layout, side, transfer) for side in (case.source, case.destination))
-    for (ours, length), (theirs, _) in zip(*sides, strict=True):
-        for byte in range(length):
-            source = ours.address + int(transfer.source[at]) * length + byte
-            target = theirs.address + int(transfer.destination[at]) * length + byte
-            found.append(((ours.memory, ours.device, source), (theirs.memory, theirs.device, target)))
-    return found
-
-
-def all_rows(layout: Layout, regions: Regions) -> dict[str, list[Row]]:
-    """What the prepared lists must hold: every item of every buffer, in the layout's order."""
-    lengths = [spec.item_length for spec in layout.kv] + [aux.item_length for aux in layout.aux]
-    lengths += [spec.item_length for component in layout.state for spec in component.buffers]
-    rows: dict[str, list[Row]] = {}
-    for region, length in zip(regions.in_order(), lengths, strict=True):
-        for item in range(region.items):
-            rows.setdefault(region.memory, []).append((region.address + item * length, length, region.device))
-    return rows
-
-
-def bytes_of_piece(piece: Piece, ours: dict[str, list[Row]], theirs: dict[str, list[Row]]) -> list[tuple[Place, Place]]:
-    """The (source, destination) bytes that a piece moves."""
-    if piece.source_descriptors is None or piece.destination_descriptors is None:
-        assert piece.source_descriptors is piece.destination_descriptors is None
-        sources = [ours[piece.source_memory][i] for i in piece.source_indices.tolist()]
-        targets = [theirs[piece.destination_memory][i] for i in piece.destination_indices.tolist()]
-    else:
-        assert len(piece.source_indices) == len(piece.destination_indices) == 0
-        sources = [tuple(row) for row in piece.source_descriptors.tolist()]
-        targets = [tuple(row) for row in piece.destination_descriptors.tolist()]
-    found = []
-    for (source, length, device), (target, there, other) in zip(sources, targets, strict=True):
-        assert length == there
-        for byte in range(length):
-            found.append(
-                ((piece.source_memory, device, source + byte), (piece.destination_memory, other, target + byte))
-            )
-    return found
-
-
-# -- the property ----------------------------------------------------------------------------------------------------
-
-
-def planned(case: Case) -> list[Piece]:
-    tables = DescriptorTable(case.layout, case.source), DescriptorTable(case.layout, case.destination)
-    for table, side in zip(tables, (case.source, case.destination), strict=True):
-        lists = {memory: [tuple(row) for row in rows.tolist()] for memory, rows in table.lists().items()}
-        assert lists == all_rows(case.layout, side)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "REPORT_EVERY", case.report_every)
-        return list(plan.pieces(*tables, case.transfers, case.piece_bytes))
-
-
-def check_plan(case: Case) -> None:
-    pieces = planned(case)
-    ours, theirs = all_rows(case.layout, case.source), all_rows(case.layout, case.destination)
-    moved = [bytes_of_piece(piece, ours, theirs) for piece in pieces]
-    owed = {
-        (t.kind, t.component, t.first + at): Counter(bytes_of_position(case, t, at))
-        for t in case.transfers
-        for at in range(len(t.source))
-    }
-    total: Counter[tuple[Place, Place]] = sum(owed.values(), Counter())
-    assert Counter(pair for some in moved for pair in some) == total  # exactly what is owed, each byte once
-
-    reported: set[tuple[PartKind, int, int]] = set()
-    for number, (piece, some) in enumerate(zip(pieces, moved, strict=True)):
-        assert piece.bytes == len(some) > 0
-        assert piece.bytes <= case.piece_bytes or one_long_item(case, piece, some)
-        assert len(piece.parts) <= PARTS_MAX
-        mine = Counter(some)
-        for part in piece.parts:
-            for position in range(part.first, part.first + part.size):
-                key = (part.kind, part.component, position)
-                assert key not in reported
-                reported.add(key)
-                if piece.ordered:  # what is missing here is in earlier pieces, which settle first
-                    before = sum((Counter(other) for other in moved[: number + 1]), Counter())
-                    assert owed[key] <= before
-                else:
-                    assert owed[key] <= mine
-        assert piece.parts or any(later.ordered for later in pieces[number + 1 :])
-    assert reported == set(owed)
-
-
-def one_long_item(case: Case, piece: Piece, some: list[tuple[Place, Place]]) -> bool:
-    """Whether the piece is longer than the bound because a single item of one buffer is."""
-    lengths = {length for t in case.transfers for _, length in buffers_of(case.layout, case.source, t)}
-    addresses = [address for (_, _, address), _ in some]
-    consecutive = addresses == list(range(addresses[0], addresses[0] + len(addresses)))
-    return len(piece.source_indices) == 1 and consecutive and piece.bytes in lengths
-
-
-def check_merged_is_indexed(case: Case) -> None:
-    """Whether runs are merged or not, the same bytes are moved and the same positions are reported."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for least in (1, 2, plan.MERGE_MIN, 10**9):
-            patch.setattr(plan, "MERGE_MIN", least)
-            pieces = planned(case)
-            ours, theirs = all_rows(case.layout, case.source), all_rows(case.layout, case.destination)
-            moved = sorted(pair for piece in pieces for pair in bytes_of_piece(piece, ours, theirs))
-            parts = [part for piece in pieces for part in piece.parts]
-            found.append((moved, {(p.kind, p.component, p.first + i) for p in parts for i in range(p.size)}))
-            if least == 10**9:
-                assert all(piece.source_descriptors is None for piece in pieces)
-    assert all(some == found[0] for some in found)
 
 
 # -- cases -----------------------------------------------------------------------------------------------------------
@@ -236,6 +95,19 @@ def case(
     return Case(layout, sides[0], sides[1], [moved], piece_bytes, every)
 
 
+def layered(whole: Case, *layers: tuple[int, ...]) -> Case:
+    """The same, with these buffers after each other; the last of them make the positions whole."""
+    (moved,) = whole.transfers
+    some = [moved._replace(buffers=buffers, report=buffers is layers[-1]) for buffers in layers]
+    return whole._replace(transfers=some)
+
+
+def in_turn(*several: Case) -> Case:
+    """The transfers of cases of one layout, in turn."""
+    transfers = [moved for one in several for moved in one.transfers]
+    return several[0]._replace(transfers=transfers)
+
+
 BACKWARDS = list(range(39, -1, -1))
 
 
@@ -259,6 +131,21 @@ EDGES = {
     "many pieces, merged": case([2, 1], list(range(11)), list(range(20, 31)), 12, first=3, every=2),
     "nothing": case([4], [], [], 10),
     "no buffers": case([], [], [], 10),
+    "nothing, and then something": in_turn(case([4], [], [], 10), case([4], [5], [6], 10)),
+    "two parts that fill a piece": in_turn(case([2], [3, 4], [3, 4], 6), case([2], [7], [8], 6, first=2)),
+    "two parts, one byte too few": in_turn(case([2], [3, 4], [3, 4], 5), case([2], [7], [8], 5, first=2)),
+    "after a part that fills a piece": in_turn(case([2], [3, 4], [3, 4], 4), case([2], [7], [8], 4, first=2)),
+    "three parts, two to a piece": in_turn(*(case([2], [3 * i, 9], [7, i], 9, first=2 * i) for i in range(3))),
+    "each layer a piece": layered(case([4, 4, 2], [1, 5], [2, 6], 12, first=3), (2, 0), (1,)),
+    "each layer several pieces": layered(case([4, 4, 2], [1, 5, 9], [2, 6, 3], 9, first=3), (0,), (1, 2)),
+    "layers of runs": layered(case([4, 4, 2], list(range(9)), list(range(1, 10)), 99), (0,), (1,), (2,)),
+    "layers split by buffers": layered(case([4, 4, 2], [1, 5], [2, 6], 4), (0, 2), (1,)),
+    "layers between whole parts": in_turn(
+        case([4, 2], [30], [31], 99),
+        layered(case([4, 2], [1, 5], [2, 6], 99, first=1), (1,), (0,)),
+        layered(case([4, 2], [7], [8], 99, first=3), (0,), (1,)),
+        case([4, 2], [33], [34], 99, first=4),
+    ),
 }
 
 
@@ -292,6 +179,11 @@ def test_how_many_pieces_and_what_they_report() -> None:
     assert counted["many pieces, each with a report"] == [
         ((Part(PartKind.KV, 0, first, size),), False) for first, size in ((0, 2), (2, 2), (4, 1))
     ]
+    assert [parts for parts, _ in counted["two parts that fill a piece"]] == [
+        (Part(PartKind.KV, 0, 0, 2), Part(PartKind.KV, 0, 2, 1))
+    ]
+    assert [len(parts) for parts, _ in counted["two parts, one byte too few"]] == [1, 1]
+    assert [len(parts) for parts, _ in counted["three parts, two to a piece"]] == [2, 1]
     many = planned(case([1], BACKWARDS, BACKWARDS, 1))
     reports = {number: piece for number, piece in enumerate(many, start=1) if piece.parts}
     assert [(number, *piece.parts[0][2:], piece.ordered) for number, piece in reports.items()] == [
@@ -300,6 +192,19 @@ def test_how_many_pieces_and_what_they_report() -> None:
     merged = next(iter(planned(EDGES["the last run is long"])))
     assert merged.source_descriptors is not None
     assert merged.source_descriptors.tolist() == [[18, 2, 0], [0, 14, 0], [10**6 + 27, 3, 0], [10**6, 21, 0]]
+
+
+def test_which_pieces_of_layers_report() -> None:
+    """None but the last of a position's last layer, and that one only once all others have settled."""
+    counted = {name: [(piece.parts, piece.ordered) for piece in planned(some)] for name, some in EDGES.items()}
+    silent, whole = ((), False), lambda first, size: ((Part(PartKind.KV, 0, first, size),), True)
+    assert counted["each layer a piece"] == [silent, whole(3, 2)]
+    assert counted["each layer several pieces"] == [silent] * 4 + [whole(3, 3)]
+    assert counted["layers split by buffers"] == [silent] * 5 + [whole(0, 2)]
+    assert counted["layers between whole parts"] == [
+        ((Part(PartKind.KV, 0, 0, 1),), False), silent, whole(1, 2), silent, whole(3, 1),
+        ((Part(PartKind.KV, 0, 4, 1),), False),
+    ]  # fmt: skip
 
 
 def check_many_small_parts() -> None:
