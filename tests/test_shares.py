@@ -12,7 +12,7 @@ from plan_support import heads, rank, swa
 
 from kvrooms.harness.strategies import pairs
 from kvrooms.protocol.errors import WireError
-from kvrooms.protocol.layout import BufferSpec, ComponentSpec, Instance, Layout, Owed, Rank, Shard
+from kvrooms.protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Instance, Layout, Owed, Rank, Shard
 from kvrooms.protocol.notify import PartKind
 from kvrooms.protocol.shares import (
     CannotPair,
@@ -181,6 +181,11 @@ def tokens(rows: int, page: int) -> Rank:
     return rank(heads(0, 4, rows=rows), page=page)
 
 
+def token(dtype: str, length: int) -> Rank:
+    """An aux buffer."""
+    return Rank(Layout(4, (), (AuxSpec("a", length, dtype),), ()))
+
+
 PAGES_OF_4 = "(pages of 4 tokens)"
 
 
@@ -221,6 +226,8 @@ def test_the_words_for_pages_that_do_not_fit(prefill: Rank, decode: Rank, words:
             (rank(state=[swa()]),),
             [f"state component 's' layer 1 k: rows are 2 on prefill {PAGES_OF_4} and 1 on decode (pages of 4)"],
         ),
+        ((token("int64", 8),), (token("int8", 8),), ["aux 'a': prefill's element type is int64, decode's int8"]),
+        ((token("int8", 8),), (token("int8", 4),), ["aux 'a': unit_bytes is 8 on prefill, 4 on decode"]),
         ((ALL, rank(heads(0, 4), page=8)), (ALL,), ["page_size: the prefill ranks differ, they have [4, 8]"]),
         ((ALL,), (ALL, rank(page=2)), ["page_size: the decode ranks differ, they have [2, 4]"]),
         ((rank(heads(0, 4), cp=(0, 2)), ALL), (rank(),), ["cp_size: the prefill ranks differ, they have [1, 2]"]),
@@ -287,6 +294,14 @@ def test_the_words_for_an_entry_of_a_peer(change: dict[str, Any], sender: Buffer
         check_share(Share(1, 1, 0, (FIRST, entry)), ours, THEIRS)
     assert caught.value.field == "share.entries[1]"
     assert f"{entry}{'' if words[0] == ':' else ' '}{words}" in str(caught.value)
+
+
+def test_the_words_for_an_aux_buffer_of_a_peer() -> None:
+    for other in (token("int8", 8), token("int64", 4)):
+        with pytest.raises(WireError) as caught:
+            check_share(Share(1, 1, 0, (FIRST,)), token("int64", 8).layout, other.layout)
+        assert caught.value.field == "share.entries[0]"
+        assert f"{FIRST}: units of layer 0 aux have another size or element type" in str(caught.value)
 
 
 def test_a_receiver_beyond_the_last_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from kvrooms.protocol import wire
 from kvrooms.protocol.errors import TransportError
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.notify import InSlot, Part, PartKind
+from kvrooms.shapes.table import Case
 
 NOT_FILLED = "slots emptied that were not filled"
 KV = PartKind.KV
@@ -246,6 +248,34 @@ def test_a_hello_that_is_refused_changes_no_plan() -> None:
             core._share_with(peer, bad)
         assert (peer.share, peer.staging, peer.pairs, peer.covers, peer.table) == before
     ends_well(stage, 1)
+
+
+@pytest.mark.parametrize("slots", [b"", b"\0\0\0\0"])
+def test_a_position_without_any_page_ends_its_room_and_nothing_else(slots: bytes) -> None:
+    """Decode's pages are shorter: a METADATA whose first page lies in ours, and that names none."""
+    stage = staging(Play(0), with_pages_of(TO_ONE, 1))
+    core = stage.decodes[0].engine._core
+    send = core._send
+
+    def lie(link: Any, body: Any) -> None:
+        if isinstance(body, wire.Metadata):
+            body = replace(body, first_page=1, pages=b"", slots=slots)
+        send(link, body)
+
+    core._send = lie
+    stage.call(0)
+    stage.settle()
+    failure = stage.decodes[0].rooms[0].failure
+    assert failure.reason is Reason.PROTOCOL
+    assert "0 pages of 1 tokens" in failure.detail
+    core._send = send
+    ends_well(stage, 1)
+
+
+def with_pages_of(case: Case, size: int) -> Case:
+    """The same with one page of prefill, and pages of another size on decode."""
+    decode = dataclasses.replace(case.decode_side, page_size=size)
+    return dataclasses.replace(case, prompts=(2, 2), decode_side=decode)
 
 
 # -- slots of other lengths --------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def _pages_needed(ours: Layout, theirs: Layout, body: wire.Metadata) -> int:
     begins, ends = first * b, (first + count) * b
     if not (low * a <= begins < (low + 1) * a or (begins <= low * a < begins + b)):
         raise WireError("metadata.first_page", f"{first} of {b} tokens is not where position {low} of {a} tokens is")
-    if not (high - 1) * a < ends < high * a + b:
+    if not count or not (high - 1) * a < ends < high * a + b:
         raise WireError("metadata.pages", f"{count} pages of {b} tokens for positions {low} to {high} of {a} tokens")
     return count
 
