@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import numpy as np
 from hypothesis import strategies as st
 
 from kvrooms.protocol.identity import ATTEMPT_MAX, ITEMS_MAX, PAGES_MAX, ROOM_MAX, U64_MAX
@@ -29,6 +33,12 @@ def layout(*owed: Owed, kv: int = 2, aux: tuple[str, ...] = ("token", "logprob")
 def dense(components: int, owed: Owed = Owed.WHEN_INDEXED) -> Layout:
     """A layout with so many components that are all owed alike."""
     return layout(*(owed for _ in range(components)))
+
+
+@cache
+def huge() -> Any:
+    """An array of one byte more than there may be items, reserved and never touched."""
+    return np.empty(ITEMS_MAX + 1, np.uint8)
 
 
 def manifest(pages: int = 2, aux: bool = True, state: tuple[int, ...] = (), first: int = 0) -> Manifest:

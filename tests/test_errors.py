@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrooms.protocol.errors import HandshakeRefused, InvalidArgument, RoomFailed, WireError
+from kvrooms.protocol.errors import GroupIncomplete, HandshakeRefused, InvalidArgument, RoomFailed, WireError
 from kvrooms.protocol.failure import Failure, Reason, first_cause
 
 
@@ -34,3 +34,11 @@ def test_what_the_peer_reports_comes_last() -> None:
     for reason in Reason:
         assert first_cause([peer, Failure(reason)]).reason is reason
         assert first_cause([Failure(reason), peer]).reason is reason
+
+
+def test_a_group_that_is_incomplete_names_who_is_missing() -> None:
+    error = GroupIncomplete("rank 0 of 4", 2.5, "the port is taken", (3,))
+    assert (error.missing, error.why) == ((3,), "the port is taken")
+    assert str(error) == "rank 0 of 4: after 2.5 s rank 3 had not joined: the port is taken"
+    assert str(GroupIncomplete("g", 60.0, "", (1, 3))) == "g: after 60 s ranks 1, 3 had not joined"
+    assert str(GroupIncomplete("g", 60.0, "", ())) == "g: after 60 s the leader had not joined"

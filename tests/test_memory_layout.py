@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from mutants import Mutant, dies, named
+from samples import huge, layouts
 from samples import layout as sample
-from samples import layouts
 
 from kvrooms.protocol import layout as lay
 from kvrooms.protocol.errors import InvalidArgument, WireError
@@ -100,7 +100,6 @@ def test_a_view_of_a_part_of_a_larger_storage_is_fine() -> None:
 
 READ_ONLY = array()
 READ_ONLY.flags.writeable = False
-HUGE = np.empty(ITEMS_MAX + 1, np.uint8)  # reserved, and never touched
 REFUSED: dict[str, tuple[Any, str]] = {
     "list": ([1, 2], "numpy array or a torch tensor"),
     "None": (None, "numpy array or a torch tensor"),
@@ -119,7 +118,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "meta tensor": (torch.empty((4, 8), device="meta"), "only cpu and cuda"),
     "freed tensor": (freed(0), "storage was freed"),
     "shrunk tensor": (freed(100), "storage was freed"),
-    "too many items": (HUGE, "at most"),
+    "too many items": (huge(), "at most"),
 }
 
 
@@ -170,7 +169,7 @@ def component(name: Any = "conv", kind: Any = "mamba", owed: Any = "always", buf
         ({"state": [component(buffers=[])]}, "state[conv]"),
         ({"state": [component(), component()]}, "state"),
         ({"state": [component(str(i)) for i in range(COMPONENTS_MAX + 1)]}, "state"),
-        ({"kv": [Buffer(i, "k", HUGE[: 2**30]) for i in range(2)]}, "kv, aux, state"),
+        ({"kv": [Buffer(i, "k", huge()[: 2**30]) for i in range(2)]}, "kv, aux, state"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from samples import dense, layout
+from samples import dense, huge, layout
 
 from kvrooms.protocol.errors import InvalidArgument, WireError
 from kvrooms.protocol.identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, SHARDS_MAX
@@ -125,11 +125,6 @@ def several(count: int, make: Callable[[int], Any]) -> list[Any]:
     return [make(number) for number in range(count)]
 
 
-def huge(items: int) -> Any:
-    """An array of so many bytes, reserved and never touched."""
-    return np.empty(items, np.uint8)
-
-
 READ_ONLY = array()
 READ_ONLY.flags.writeable = False
 LONG = f"must be a string of 1 to {NAME_MAX} characters"
@@ -153,9 +148,9 @@ MEMORIES: Refusals = {
     "kv[layer 0 k]: must have at least one item of at least one element (got ())": lambda: kv(np.zeros(())),
     "kv[layer 0 k]: must have at least one item of at least one element (got (3, 0))": lambda: kv(np.zeros((3, 0))),
     "kv[layer 0 k]: must be contiguous (got (2, 8))": lambda: kv(array()[::2]),
-    f"kv[layer 0 k]: may have at most {ITEMS_MAX} items (got ({ITEMS_MAX + 1},))": lambda: kv(huge(ITEMS_MAX + 1)),
+    f"kv[layer 0 k]: may have at most {ITEMS_MAX} items (got ({ITEMS_MAX + 1},))": lambda: kv(huge()),
     f"kv, aux, state: may have at most {ITEMS_MAX} items in all together (got {ITEMS_MAX + 1})": lambda: kv(
-        huge(ITEMS_MAX), aux={"token": array(1, 1)}
+        huge()[:-1], aux={"token": array(1, 1)}
     ),
     f"kv: may have at most {BUFFERS_MAX} buffers (got {BUFFERS_MAX + 1})": lambda: kv(
         *several(BUFFERS_MAX + 1, lambda n: Buffer(n, "k", READ_ONLY))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from samples import layout
 
 from kvrooms.protocol.errors import WireError
-from kvrooms.protocol.identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, NAME_MAX, SHARDS_MAX
+from kvrooms.protocol.identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, SHARDS_MAX
 from kvrooms.protocol.layout import (
     AuxSpec,
     BufferSpec,
@@ -24,6 +24,7 @@ from kvrooms.protocol.layout import (
     Regions,
     Shard,
     check_layout,
+    check_regions,
     differences,
 )
 from kvrooms.protocol.memory import Buffer, Component, Memory
@@ -82,6 +83,18 @@ def test_regions_on_the_host() -> None:
     assert Regions((host,), (host,), ((host,),)).on_host
     for one in (((device,), (), ()), ((), (host, device), ()), ((), (), ((host,), (device,)))):
         assert not Regions(*one).on_host
+
+
+def test_as_many_items_as_there_may_be() -> None:
+    pages = (ITEMS_MAX - 5) // 2
+    full = Regions((Region(0, pages),) * 2, (Region(0, 1),) * 2, ((Region(0, 3),),))
+    assert sum(region.items for region in full.in_order()) == ITEMS_MAX
+    check_regions(layout(Owed.ALWAYS), full)
+
+
+def test_the_slots_of_one_aux_buffer() -> None:
+    one = Regions((), (Region(0, 3),), ())
+    assert (one.aux_slots, one.pages) == (3, 0)
 
 
 def test_what_differs_is_said_in_full() -> None:
