@@ -1,12 +1,13 @@
 """What can happen to a room, a lease or a drain (events), and what their tables ask the engine to do (commands).
 
-Events are frozen values. Their class is the column of the table; their fields only change the ledger.
+Events are frozen values. Their class is the column of the table; their fields only change the ledger. The classes are
+final, and told apart by identity: that an instance is of none of them takes isinstance a microsecond to find out.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias, final
 
 import msgspec
 
@@ -78,6 +79,7 @@ class Event(msgspec.Struct, frozen=True):
     KIND: ClassVar[RoomEvent]
 
 
+@final
 class Located(Event, frozen=True):
     """decode: the prefill instance's ranks are known; a manifest per sending rank."""
 
@@ -85,6 +87,7 @@ class Located(Event, frozen=True):
     manifests: tuple[Manifest, ...]
 
 
+@final
 class Accepted(Event, frozen=True):
     """decode: the sending rank `sender` has bound the grant to its room."""
 
@@ -92,6 +95,7 @@ class Accepted(Event, frozen=True):
     sender: int = 0
 
 
+@final
 class Landed(Event, frozen=True):
     """decode: positions [start, stop) of a part from rank `sender` have landed. component: within the manifest."""
 
@@ -103,12 +107,14 @@ class Landed(Event, frozen=True):
     stop: int
 
 
+@final
 class Held(Event, frozen=True):
     """prefill: decode, which has no memory for the room yet, asks to keep it."""
 
     KIND = RoomEvent.HELD
 
 
+@final
 class Bound(Event, frozen=True):
     """prefill: METADATA of receiving rank `receiver` has arrived with this manifest.
 
@@ -123,6 +129,7 @@ class Bound(Event, frozen=True):
     covers: Covers | None = None
 
 
+@final
 class Declared(Event, frozen=True):
     """prefill: the caller has declared totals; items that are None leave the earlier declaration as it is."""
 
@@ -130,18 +137,21 @@ class Declared(Event, frozen=True):
     declaration: Declaration
 
 
+@final
 class Queued(Event, frozen=True):
     """prefill: the caller has handed over something to send."""
 
     KIND = RoomEvent.QUEUED
 
 
+@final
 class Idle(Event, frozen=True):
     """prefill: all that the caller has handed over has settled; what follows is its turn, not the transport's."""
 
     KIND = RoomEvent.IDLE
 
 
+@final
 class Settled(Event, frozen=True):
     """prefill: the write of positions [start, stop) of a part to rank `receiver` has settled."""
 
@@ -153,6 +163,7 @@ class Settled(Event, frozen=True):
     stop: int
 
 
+@final
 class Fail(msgspec.Struct, frozen=True):
     """Either side: something that ends the room. `KIND` is one of `ENDINGS`."""
 
@@ -160,6 +171,7 @@ class Fail(msgspec.Struct, frozen=True):
     reason: Reason
 
 
+@final
 class Close(Event, frozen=True):
     """Either side: the caller is finished with the room; one that is still open is aborted."""
 

@@ -51,12 +51,15 @@ class Status(enum.Enum):
 
 def status_of(phase: Phase, moved: bool) -> Status:
     """The status for a phase; `moved` says whether any obligation after METADATA has made progress."""
-    match phase:
-        case Phase.METADATA:
-            return Status.BOOTSTRAPPING
-        case Phase.KV | Phase.AUX | Phase.STATE:
-            return Status.TRANSFERRING if moved else Status.WAITING
-        case Phase.DONE:
-            return Status.DONE
-        case Phase.FAILED:  # pragma: no branch
-            return Status.FAILED
+    return _MOVED[phase] if moved else _UNMOVED[phase]
+
+
+_UNMOVED = {
+    Phase.METADATA: Status.BOOTSTRAPPING,
+    Phase.KV: Status.WAITING,
+    Phase.AUX: Status.WAITING,
+    Phase.STATE: Status.WAITING,
+    Phase.DONE: Status.DONE,
+    Phase.FAILED: Status.FAILED,
+}
+_MOVED = _UNMOVED | dict.fromkeys((Phase.KV, Phase.AUX, Phase.STATE), Status.TRANSFERRING)

@@ -107,11 +107,14 @@ LEASE = _lease_table()
 DRAIN = _drain_table()
 _LEASE = LEASE.compile()
 _DRAIN = DRAIN.compile()
+# Every step asks for these; see `ledger`.
+_POSTED, _SETTLED, _OPEN = DrainEvent.POSTED, DrainEvent.SETTLED, Drain.OPEN
+_ALWAYS, _IN_FLIGHT, _IDLE, _IGNORE = Always.ALWAYS, InFlight.IN_FLIGHT, InFlight.IDLE, Kind.IGNORE
 
 
 def step_lease(lease: Lease, event: LeaseEvent) -> tuple[Lease, LeaseRow]:
     """One step of a lease: the next state and the row taken."""
-    row = _LEASE[lease, event, Always.ALWAYS]
+    row = _LEASE[lease, event, _ALWAYS]
     return (lease if row.to is None else row.to), row
 
 
@@ -125,12 +128,12 @@ class DrainValue(msgspec.Struct, frozen=True):
 def step_drain(drain: DrainValue, event: DrainEvent) -> tuple[DrainValue, DrainRow]:
     """One step of a drain: the next value and the row taken."""
     posted = drain.posted
-    if event is DrainEvent.POSTED and drain.state is Drain.OPEN:
+    if event is _POSTED and drain.state is _OPEN:
         posted += 1
-    elif event is DrainEvent.SETTLED and posted:
+    elif event is _SETTLED and posted:
         posted -= 1
-    row = _DRAIN[drain.state, event, InFlight.IN_FLIGHT if posted else InFlight.IDLE]
-    if row.kind is Kind.IGNORE:
+    row = _DRAIN[drain.state, event, _IN_FLIGHT if posted else _IDLE]
+    if row.kind is _IGNORE:
         return drain, row
     assert row.to is not None
     return DrainValue(row.to, posted), row

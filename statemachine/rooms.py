@@ -19,11 +19,9 @@ from ..protocol.events import (
     DecodeEvent,
     Do,
     Fail,
-    Held,
-    Idle,
     PrefillEvent,
-    Queued,
     RoomEvent,
+    Settled,
     Symbol,
     Timer,
 )
@@ -152,9 +150,9 @@ def _prefill_table() -> Table[Phase, RoomEvent, Guard]:
 
 DECODE_ROOM = _decode_table()
 PREFILL_ROOM = _prefill_table()
-_SAYS_NOTHING_OF_OBLIGATIONS = (Fail, Close, Held, Queued, Idle)
 _DECODE = DECODE_ROOM.compile()
 _PREFILL = PREFILL_ROOM.compile()
+_REPEATED, _FAIL = Guard.REPEATED, Kind.FAIL  # every step asks for them; see `ledger`
 
 
 class DecodeRoom(msgspec.Struct, frozen=True):
@@ -186,14 +184,14 @@ def prefill_room(receivers: int = 1) -> PrefillRoom:
 def step_decode(room: DecodeRoom, event: DecodeEvent) -> tuple[DecodeRoom, RoomRow]:
     """One step: the next room (the very same object if nothing changed) and the row taken."""
     phase, ledger = room.phase, room.ledger
-    if phase in TERMINAL or isinstance(event, (Fail, Close)):
-        guard = Guard.REPEATED
+    if phase in TERMINAL or type(event) is Fail or type(event) is Close:
+        guard = _REPEATED
     else:
         ledger = ledger.apply(event)
-        guard = Guard.REPEATED if ledger is room.ledger else _OPEN[ledger.open_phase]
+        guard = _REPEATED if ledger is room.ledger else _OPEN[ledger.open_phase]
     row = _DECODE[phase, event.KIND, guard]
     to = row.to
-    if row.kind is Kind.FAIL:
+    if row.kind is _FAIL:
         assert to is not None
         return DecodeRoom(to, ledger, event.reason if isinstance(event, Fail) else Reason.ABORTED), row
     if to is None or (to is phase and ledger is room.ledger):
@@ -204,19 +202,15 @@ def step_decode(room: DecodeRoom, event: DecodeEvent) -> tuple[DecodeRoom, RoomR
 def step_prefill(room: PrefillRoom, event: PrefillEvent) -> tuple[PrefillRoom, RoomRow]:
     """One step: the next room (the very same object if nothing changed) and the row taken."""
     phase, ledger = room.phase, room.ledger
-    if phase in TERMINAL or isinstance(event, _SAYS_NOTHING_OF_OBLIGATIONS):
-        guard = Guard.REPEATED
-    else:
+    guard = _REPEATED  # also of what says nothing of obligations
+    if phase not in TERMINAL and (type(event) is Settled or type(event) is Declared or type(event) is Bound):
         ledger = ledger.apply(event)
-        if ledger is room.ledger:
-            guard = Guard.REPEATED
-        elif isinstance(event, (Bound, Declared)) and ledger.disagreement:
-            guard = Guard.MISMATCHED
-        else:
-            guard = _OPEN[ledger.open_phase]
+        if ledger is not room.ledger:
+            mismatched = type(event) is not Settled and ledger.disagreement
+            guard = Guard.MISMATCHED if mismatched else _OPEN[ledger.open_phase]
     row = _PREFILL[phase, event.KIND, guard]
     to = row.to
-    if row.kind is Kind.FAIL:
+    if row.kind is _FAIL:
         assert to is not None
         return PrefillRoom(to, ledger, _reason(event)), row
     if to is None or (to is phase and ledger is room.ledger):

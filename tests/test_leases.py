@@ -235,7 +235,7 @@ def test_drain_mutants_die(
     [
         Mutant(memory, "step_drain", "posted -= 1", "posted -= 2"),
         Mutant(memory, "step_drain", "posted += 1", "posted = 1"),
-        Mutant(memory, "step_drain", "InFlight.IN_FLIGHT if posted else", "InFlight.IN_FLIGHT if drain.posted else"),
+        Mutant(memory, "step_drain", "_IN_FLIGHT if posted else", "_IN_FLIGHT if drain.posted else"),
     ]
 )
 def test_mutants_of_the_count_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

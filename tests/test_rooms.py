@@ -190,10 +190,10 @@ def test_chunks_cover_what_they_say() -> None:
 @named(
     [
         Mutant(ledger, "_earlier", "if missing.aux:", "if False:"),
-        Mutant(ledger, "_earlier", "_ORDER[phase] > _ORDER[Phase.AUX] else phase", "_ORDER[phase] > 9 else phase"),
+        Mutant(ledger, "_earlier", "_ORDER[phase] > _ORDER[_AUX] else phase", "_ORDER[phase] > 9 else phase"),
         Mutant(ledger, "_earlier", "any(missing.state)", "missing.state"),  # the tuple's truth, not its members'
         Mutant(ledger, "_earlier", "any(missing.state)", "all(missing.state)"),  # done after the first component
-        Mutant(ledger, "_earlier", "if phase is Phase.DONE else phase", ""),
+        Mutant(ledger, "_earlier", "if phase is _DONE else phase", ""),
         Mutant(ledger, "owed", "1 if manifest.aux else 0", "1"),
         Mutant(ledger, "owed", "span(0, n) for _, n", "span(0, min(n, 1)) for _, n"),  # a count taken as a truth
         Mutant(ledger.DecodeLedger, "apply", "accepted=True", "accepted=sender.accepted"),
@@ -201,7 +201,7 @@ def test_chunks_cover_what_they_say() -> None:
         Mutant(ledger.DecodeLedger, "open_phase", "if not sender.accepted:", "if False:"),
         Mutant(ledger.Missing, "without", "*self.state[component + 1 :]", ""),
         Mutant(rooms, "step_decode", "event.reason if isinstance(event, Fail) else", ""),
-        Mutant(rooms, "step_decode", "Guard.REPEATED if ledger is room.ledger else", ""),
+        Mutant(rooms, "step_decode", "_REPEATED if ledger is room.ledger else", ""),
     ]
 )
 def test_mutants_of_the_decode_room_die(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +218,9 @@ def test_mutants_of_the_decode_room_die(mutant: Mutant, monkeypatch: pytest.Monk
         Mutant(ledger.PrefillLedger, "apply", "old.state if new.state is None", "old.state if not new.state"),
         Mutant(ledger.PrefillLedger, "apply", "if merged == old else", "if False else"),
         Mutant(ledger.PrefillLedger, "disagreement", "if receiver is not None", "if receiver is self.receivers[0]"),
-        Mutant(rooms, "step_prefill", "isinstance(event, (Bound, Declared)) and", "isinstance(event, Bound) and"),
-        Mutant(rooms, "step_prefill", "isinstance(event, (Bound, Declared)) and", "isinstance(event, Declared) and"),
-        Mutant(rooms, "step_prefill", "if phase in TERMINAL or", "if"),
+        Mutant(rooms, "step_prefill", "type(event) is not Settled and", "type(event) is Bound and"),
+        Mutant(rooms, "step_prefill", "type(event) is not Settled and", "type(event) is Declared and"),
+        Mutant(rooms, "step_prefill", "if phase not in TERMINAL and", "if"),
         Mutant(rooms, "_reason", "Bound() | Declared()", "Bound()"),
     ]
 )

@@ -172,8 +172,8 @@ TABLES = (
         "what decode expects is compared when prefill declares, not when a METADATA comes",
         Text(
             "statemachine.rooms:step_prefill",
-            "isinstance(event, (Bound, Declared)) and ledger.disagreement",
-            "isinstance(event, Declared) and ledger.disagreement",
+            "type(event) is not Settled and ledger.disagreement",
+            "type(event) is Declared and ledger.disagreement",
         ),
         ("A1", "L2"),
         also=("hunt",),
@@ -183,8 +183,8 @@ TABLES = (
         "what prefill declares is compared when a METADATA comes, not when it is declared later",
         Text(
             "statemachine.rooms:step_prefill",
-            "isinstance(event, (Bound, Declared)) and ledger.disagreement",
-            "isinstance(event, Bound) and ledger.disagreement",
+            "type(event) is not Settled and ledger.disagreement",
+            "type(event) is Bound and ledger.disagreement",
         ),
         ("A1", "L2"),
     ),
