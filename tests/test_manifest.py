@@ -301,7 +301,7 @@ def check_words() -> None:
         (("conv", 2), ("swa", 2)): [conv.format("2 indices, decode expects 1")],
         (("conv", 1), ("swa", 1)): [swa.format("1 indices, decode expects 2")],
         (("conv", 1),): [swa.format("0 indices, decode expects 2")],
-        (("conv", 1), ("swa", 2), ("index", 7)): ["state component 'index': prefill sends 7 indices, decode expects 0"],
+        (("conv", 1), ("swa", 2), ("index", 1)): ["state component 'index': prefill sends 1 indices, decode expects 0"],
     }
     for said in itertools.product(pages, aux, state):
         declared = Declaration(*said)

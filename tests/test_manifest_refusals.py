@@ -24,8 +24,15 @@ class Several:
 
 @pytest.mark.parametrize(
     "value",
-    [np.array([1.0, 2.0]), np.array([[1, 2]]), np.array([[[1], [2]]]), np.array([True, False]), np.array(1)],
-    ids=["floats", "two dimensions", "three dimensions", "bools", "no dimension"],
+    [
+        np.array([1.0, 2.0]),
+        np.array([[1, 2]]),
+        np.array([[[1], [2]]]),
+        np.array([True, False]),
+        np.array(1),
+        np.array(["a", "b"]),
+    ],
+    ids=["floats", "two dimensions", "three dimensions", "bools", "no dimension", "texts"],
 )
 def test_an_array_that_is_no_flat_array_of_integers_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
