@@ -5,253 +5,128 @@ The judge knows what each rank reported and what it was told, and nothing of the
 
 from __future__ import annotations
 
-import random
+from collections import Counter
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from mutants import Mutant, dies, named
+from hypothesis import Phase, given, settings
+from mutants import Mutant, dies, hunt, named
 
 from kvrooms.engine import group_hub, group_leader, group_member
-from kvrooms.engine.group import RoomGroup
 from kvrooms.engine.settings import EngineSettings
+from kvrooms.harness import strategies as rooms
 from kvrooms.harness.faults import Faults
-from kvrooms.harness.groups import gather
-from kvrooms.harness.world import World
-from kvrooms.protocol.failure import Failure, Reason
-from kvrooms.protocol.identity import RoomKey
+from kvrooms.harness.group_plans import DAMAGED, GroupPlan, GroupRoom, Part, Pause, Trouble
+from kvrooms.harness.group_play import PlayedGroup
+from kvrooms.harness.strategies.groups import KINDS
 from kvrooms.protocol.status import Status
 from kvrooms.statemachine import group as tables
-from kvrooms.transport.ports import CloseCause
 
-SETTINGS = EngineSettings(decision_timeout_s=40.0, parked_total=20, parked_per_peer=20)
-BAD = Failure(Reason.SEND_ERROR, "it broke")
-FENCED = 756
+FEW = EngineSettings(decision_timeout_s=40.0, parked_total=20, parked_per_peer=20)
+MANY: dict[str, Any] = {"ranks": (3,), "rooms": (20,), "troubles": (0, 9), "faults": (Faults(), Faults(), DAMAGED)}
+DEATHLESS = tuple(kind for kind in KINDS if kind != "kill")
+FENCED = GroupPlan(
+    3,
+    (GroupRoom((Part(takes=1), Part(takes=2), Part(takes=2))),),
+    (Trouble("stall", seconds=70.0, at=1),),
+    (Pause(40), Pause(20), Pause(20, 75.0)),
+)
 """A leader that stands still for so long that a rank gives it up, with reports in its sockets."""
-CAUSES = (CloseCause.TIMED_OUT, CloseCause.RESET, CloseCause.PEER_CLOSED)
+AWAY = GroupPlan(
+    3,
+    (GroupRoom((Part(), Part(), Part(takes=1))),),
+    (Trouble("timed out", rank=1, at=1), Trouble("stall", rank=1, at=1, seconds=8.0)),
+    (Pause(40), Pause(0, 20.0)),
+)
+"""A rank that is away, without a connection, when a room becomes DONE that it has reported; and is back later."""
 
 
-class Caller:
-    """What one rank's caller does and sees: rooms are opened, end here, end for all."""
+class Chaos(PlayedGroup):
+    """A plan, an order, and the judge."""
 
-    def __init__(self, rank: int, group: RoomGroup, world: World) -> None:
-        self.rank, self.group, self.world = rank, group, world
-        self.when: dict[RoomKey, float] = {}
-        self.open: list[RoomKey] = []
-        self.reported: dict[RoomKey, Status] = {}
-        self.outcomes: dict[RoomKey, Status] = {}
-        self.entered: set[RoomKey] = set()
-        group.attach(self)
+    def __init__(self, plan: GroupPlan, order: rooms.Schedule | None = None) -> None:
+        super().__init__(plan, order, FEW)
 
-    def on_outcome(self, key: RoomKey, status: Status, failure: Failure | None) -> None:
-        assert key not in self.outcomes, "told twice"
-        assert (failure is None) == (status is Status.DONE)
-        self.outcomes[key] = status
-        self.when[key] = self.world.now
-        if status is Status.FAILED and key in self.open:
-            self.end(key, Status.FAILED)
-
-    def on_abort(self, key: RoomKey, failure: Failure) -> None:
-        if key in self.open:
-            self.end(key, Status.FAILED)
-
-    def enter(self, key: RoomKey) -> None:
-        self.entered.add(key)
-        self.open.append(key)
-        self.group.enter(key)
-
-    def end(self, key: RoomKey, status: Status) -> None:
-        self.open.remove(key)
-        self.reported[key] = status
-        if key not in self.outcomes:
-            self.group.report(key, status, None if status is Status.DONE else BAD)
-
-
-class Chaos:
-    """One world, one group, and what goes wrong."""
-
-    def __init__(self, seed: int, *, deaths: bool = True, size: int = 3) -> None:
-        self.draw = random.Random(seed)
-        self.world = World(seed)
-        self.size = size
-        self.groups = gather(self.world, size, SETTINGS)
-        self.callers = [Caller(rank, group, self.world) for rank, group in enumerate(self.groups)]
-        self.dead: set[int] = set()
-        self.stalled: dict[int, float] = {}
-        self.deaths = deaths
-        self.rooms = 0
-        self.trouble = "fault" if self.draw.random() < 0.7 else "steps"
-
-    def run(self, rooms: int = 25) -> None:
-        late: list[tuple[int, RoomKey]] = []
-        while self.rooms < rooms:
-            self.rooms += 1
-            key = RoomKey(self.rooms, 0)
-            for rank in self.living():
-                if self.draw.random() < 0.2:
-                    late.append((rank, key))
-                elif self.draw.random() < 0.97:
-                    self.callers[rank].enter(key)
-            if late and self.draw.random() < 0.4:
-                rank, key = late.pop(self.draw.randrange(len(late)))
-                if rank not in self.dead:
-                    self.callers[rank].enter(key)
-            for _ in range(self.draw.randrange(6)):
-                self.act()
-        self.finish()
-
-    def living(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.dead]
-
-    def act(self) -> None:
-        draw, world = self.draw, self.world
-        match draw.choice(["end", "end", "end", "end", "end", "steps", "steps", "steps", "time", self.trouble]):
-            case "end":
-                rank = draw.choice(self.living())
-                if self.callers[rank].open:
-                    key = draw.choice(self.callers[rank].open)
-                    self.callers[rank].end(key, Status.FAILED if draw.random() < 0.1 else Status.DONE)
-            case "steps":
-                for _ in range(draw.randrange(20)):
-                    world.step()
-            case "time":
-                self.pass_time(draw.choice([0.1, 1, 3]))
-            case "fault":
-                self.fault()
-
-    def pass_time(self, seconds: float) -> None:
-        end, steps = self.world.now + seconds, self.world.steps
-        while self.world.now < end and self.world.step(timers=True):
-            assert self.world.steps < steps + 100_000, "they talk and talk, and no time passes"
-        for rank, until in list(self.stalled.items()):
-            if self.world.now >= until:
-                del self.stalled[rank]
-                self.world.stall(f"rank {rank}", stalled=False)
-
-    def fault(self) -> None:
-        draw, world = self.draw, self.world
-        rank = draw.choice(self.living())
-        channel = world.runner(f"rank {rank}").channel
-        match draw.choice(["cut", "cut", "jam", "stall", "stall", "frames", "jump", "kill"]):
-            case "cut":
-                channel.cut(draw.choice(CAUSES))
-            case "jam":
-                if channel.connections:
-                    channel.jam(draw.choice(channel.connections))
-            case "stall":
-                if rank not in self.stalled:
-                    self.stalled[rank] = world.now + draw.choice([0.5, 3, 8, 25, 70])
-                    world.stall(f"rank {rank}")
-            case "frames":
-                world.faults = Faults(corrupt=0.05, truncate=0.05, late=0.1, late_s=4)
-            case "jump":
-                world.jump(f"rank {rank}", draw.choice([2, 8, 30]))
-            case "kill":
-                if self.deaths and not self.dead and draw.random() < 0.3:
-                    self.dead.add(rank)
-                    self.stalled.pop(rank, None)
-                    world.kill(f"rank {rank}")
-
-    def finish(self) -> None:
-        """Nothing goes wrong any more; every room ends where it is open, and has an outcome in bounded time."""
-        self.world.heal()
-        self.stalled.clear()
-        for rank in self.living():
-            for key in list(self.callers[rank].open):
-                self.callers[rank].end(key, Status.DONE)
-        self.pass_time(200)
-        for rank in self.living():
-            caller = self.callers[rank]
-            assert caller.outcomes.keys() == caller.entered, f"rank {rank} knows no outcome of some rooms"
+    def run(self) -> None:
+        """The plan, and what must hold of it."""
+        self.play()
+        for room in self.rooms:
+            assert not self.untold(room), f"ranks {self.untold(room)} know no outcome of {room.key}"
+        self.pass_time(100)  # what is kept for whoever comes late goes
         self.judge()
-        for rank in self.living():
+        for rank in self.living:
             left = {
                 name: count
                 for name, count in self.groups[rank].tables().items()
                 if name not in ("timers", "connections", "kept outcomes")
             }
             assert not any(left.values()), left
-
-    def exempt(self) -> set[int]:
-        """Ranks that have lost their leader: what they were not told has failed for them."""
-        gave_up = {
-            rank for rank in self.living() if " ".join(self.groups[rank].problems).startswith("the leader is lost")
-        }
-        return self.dead | gave_up
+        if len(self.together) == self.plan.ranks:
+            assert set(self.serve().outcomes.values()) == {Status.DONE}
+            assert all(not group.problems for group in self.groups)
 
     def judge(self) -> None:
-        apart = self.exempt()
-        for number in range(1, self.rooms + 1):
-            key = RoomKey(number, 0)
-            told = {caller.rank: caller.outcomes[key] for caller in self.callers if key in caller.outcomes}
-            if Status.DONE in told.values():
-                reported = [caller.reported.get(key) for caller in self.callers]
-                assert reported == [Status.DONE] * self.size, f"{key} is DONE, and was reported as {reported}"
-                failed = {rank for rank, status in told.items() if status is Status.FAILED}
-                assert not failed - apart, f"{key} is DONE for some and FAILED for ranks {failed - apart}"
-                first = min(self.callers[rank].when[key] for rank in told if rank not in failed)
-                for rank in failed - self.dead:
-                    words = f"rank {rank} has given its leader up, and then {key} was DONE for others"
-                    assert first <= self.callers[rank].when[key], words
-
-    def serves(self) -> None:
-        if self.exempt():
-            return
-        self.rooms += 1
-        key = RoomKey(self.rooms, 0)
-        for caller in self.callers:
-            caller.enter(key)
-            caller.end(key, Status.DONE)
-        self.pass_time(10)
-        assert {caller.outcomes.get(key) for caller in self.callers} == {Status.DONE}
-        assert all(not group.problems for group in self.groups)
+        """DONE only where all ranks have reported it; FAILED beside it only for ranks that had lost their leader."""
+        for room in self.rooms:
+            if Status.DONE not in room.outcomes.values():
+                continue
+            assert room.reports == [Status.DONE] * self.plan.ranks, f"{room.key} is DONE, and {room.reports}"
+            failed = {rank for rank, status in room.outcomes.items() if status is Status.FAILED}
+            assert not failed & set(self.together), f"{room.key} is DONE for some and FAILED for ranks {failed}"
+            first = min(room.told_at[rank] for rank in room.outcomes if rank not in failed)
+            for rank in failed - self.dead:
+                words = f"rank {rank} has given its leader up, and then {room.key} was DONE for others"
+                assert first <= room.told_at[rank], words
 
 
-@given(st.integers(0, 2**32))
-def test_outcomes_agree_whatever_goes_wrong(seed: int) -> None:
-    chaos = Chaos(seed)
-    chaos.run()
-    chaos.serves()
+def outcomes_agree(plan: GroupPlan, order: rooms.Schedule) -> None:
+    Chaos(plan, order).run()
 
 
-@given(st.integers(0, 2**32))
-def test_a_group_without_deaths_is_whole_again(seed: int) -> None:
-    chaos = Chaos(seed, deaths=False)
-    chaos.run(12)
-    chaos.serves()
+@settings(max_examples=40)
+@given(plan=rooms.groups(**MANY), order=rooms.schedules())
+def test_outcomes_agree_whatever_goes_wrong(plan: GroupPlan, order: rooms.Schedule) -> None:
+    outcomes_agree(plan, order)
+
+
+@given(plan=rooms.groups(**{**MANY, "rooms": (10,)}, kinds=DEATHLESS), order=rooms.schedules())
+def test_a_group_without_deaths_is_whole_again(plan: GroupPlan, order: rooms.Schedule) -> None:
+    outcomes_agree(plan, order)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
-def test_very_many_worlds() -> None:
-    for seed in range(4000):
-        chaos = Chaos(seed, size=2 + seed % 3)
-        chaos.run()
-        chaos.serves()
+@settings(max_examples=4000)
+@given(plan=rooms.groups(**{**MANY, "ranks": (2, 3, 4)}), order=rooms.schedules())
+def test_very_many_worlds(plan: GroupPlan, order: rooms.Schedule) -> None:
+    outcomes_agree(plan, order)
 
 
 def test_chaos_is_chaos() -> None:
     """What goes wrong does go wrong, and not everything fails because of it."""
-    done = failed = exempt = lost = 0
-    for seed in range(60):
-        chaos = Chaos(seed)
-        chaos.run()
-        outcomes = [status for caller in chaos.callers for status in caller.outcomes.values()]
-        done += outcomes.count(Status.DONE)
-        failed += outcomes.count(Status.FAILED)
-        exempt += bool(chaos.exempt() - chaos.dead)
-        lost += bool(chaos.dead)
-    assert done > 100
-    assert failed > 100
-    assert exempt >= 1
-    assert lost >= 3
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=40, phases=[Phase.generate])
+    @given(plan=rooms.groups(**MANY), order=rooms.schedules())
+    def look(plan: GroupPlan, order: rooms.Schedule) -> None:
+        played = Chaos(plan, order)
+        played.play()
+        seen.update(status.name for room in played.rooms for status in room.outcomes.values())
+        seen["a rank has lost its leader"] += bool(set(played.living) - set(played.together))
+        seen["a rank has died"] += bool(played.dead)
+        seen["frames were damaged"] += played.plan.faults is DAMAGED
+        seen["all was well"] += plan.calm
+
+    look()
+    assert seen["DONE"] > 100, seen
+    assert seen["FAILED"] > 100, seen
+    assert min(seen.values()) >= 3, seen
 
 
 def many_worlds() -> None:
-    for seed in (*range(40), FENCED):
-        chaos = Chaos(seed)
-        chaos.run()
-        chaos.serves()
+    Chaos(FENCED).run()
+    Chaos(AWAY).run()
+    hunt(outcomes_agree, plan=rooms.groups(**MANY), order=rooms.schedules())
 
 
 @named(

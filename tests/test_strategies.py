@@ -150,10 +150,12 @@ def test_prefixes_are_all_of_none_to_everything() -> None:
     assert find(rooms.prefixes(33, 16), lambda _: True, settings=ONCE) == 0
 
 
-def test_the_example_of_the_documentation_runs() -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_documentation_run(number: int) -> None:
     text = (Path(__file__).parents[1] / "docs" / "verification.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    exec(example, {})
+    examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(examples) == 2
+    exec(examples[number], {})
 
 
 def test_every_strategy_is_in_the_table_of_the_documentation() -> None:
