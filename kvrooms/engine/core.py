@@ -128,13 +128,12 @@ class EngineCore:
             busy = True
         for event in self.channel.poll():
             busy = True
-            match event:
-                case FrameIn(connection, frame):
-                    self._frame_in(connection, frame)
-                case Opened():
-                    self._opened(event)
-                case Closed():
-                    self._closed(event)
+            if isinstance(event, FrameIn):
+                self._frame_in(*event)
+            elif isinstance(event, Opened):
+                self._opened(event)
+            else:
+                self._closed(event)
         for owner, alarm in self._timers.due(self.now):
             busy = True
             self._alarm(owner, alarm)
@@ -211,20 +210,20 @@ class EngineCore:
         link.last_heard = self.now
         if link.up:
             self._reached(link, received.floor)
-        match received.body:
-            case wire.Ping(sequence):
-                self._send(link, wire.Pong(sequence))
-            case wire.Pong(sequence):
-                if sequence == link.ping:
-                    link.answered = True
-                    self._confirmed(link)
-            case wire.Goodbye(undrained) if link.up:
-                link.goodbye = True
-                self._left(link, undrained)
-            case body if link.up:
-                self._frame(link, body)
-            case body:
-                self._handshake(link, received.source, received.target, body)
+        body = received.body
+        if type(body) is wire.Ping:  # not isinstance: see `protocol.events`
+            self._send(link, wire.Pong(body.sequence))
+        elif type(body) is wire.Pong:
+            if body.sequence == link.ping:
+                link.answered = True
+                self._confirmed(link)
+        elif not link.up:
+            self._handshake(link, received.source, received.target, body)
+        elif type(body) is wire.Goodbye:
+            link.goodbye = True
+            self._left(link, body.undrained)
+        else:
+            self._frame(link, body)
 
     def _unexpected(self, link: Link, body: wire.Body) -> None:
         self.counters["frames unexpected"] += 1

@@ -42,6 +42,12 @@ _FREED = {
 
 _TO_LEASES = {Do.LEASE_LANDED: LeaseEvent.LANDED, Do.LEASE_FAILED: LeaseEvent.FAILED,
               Do.LEASE_CLOSED: LeaseEvent.CLOSED}  # fmt: skip
+# Every room asks for these; see `statemachine.ledger`.
+_ARM, _DISARM, _SEND_METADATA, _REPORT, _FORGET, _FREE = (
+    Do.ARM, Do.DISARM, Do.SEND_METADATA, Do.REPORT, Do.FORGET, Do.FREE,
+)  # fmt: skip
+_IGNORE, _FAIL, _PHASE, _QUARANTINED = Kind.IGNORE, Kind.FAIL, Alarm.PHASE, Lease.QUARANTINED
+_CAP, _MOVING, _WAITING = Timer.CAP, Timer.MOVING, Timer.WAITING
 
 
 class DecodeCore(DecodeArrivals):
@@ -94,14 +100,14 @@ class DecodeCore(DecodeArrivals):
         before = record.room.phase
         room, row = step_decode(record.room, event)
         record.room = room
-        if row.kind is Kind.IGNORE:
+        if row.kind is _IGNORE:
             self.counters["room events ignored"] += 1
             if failure is not None and record.failure is not None:
                 record.add_context(failure)
             return
-        if row.kind is Kind.FAIL:
+        if row.kind is _FAIL:
             record.failure = failure
-        elif isinstance(event, Landed):
+        elif type(event) is Landed:
             record.progress(self.now)
             self.progressed_at = self.now
         if room.phase not in TERMINAL:
@@ -114,45 +120,43 @@ class DecodeCore(DecodeArrivals):
 
     def _carry_out(self, record: DecodeRecord, commands: tuple[Command, ...]) -> None:
         for do, timer in commands:
-            match do:
-                case Do.ARM:
-                    assert timer is not None
-                    self._arm(record, timer)
-                case Do.DISARM:
-                    self._timers.disarm(record, Alarm.PHASE)
-                    self._timers.disarm(record, Alarm.CAP)
-                case Do.SEND_METADATA:
-                    for grant in record.grants:
-                        self._advertise(grant)
-                case Do.LEASE_LANDED | Do.LEASE_FAILED | Do.LEASE_CLOSED:
-                    for grant in record.grants:
-                        self._lease(grant, _TO_LEASES[do])
-                    if not record.grants and do is Do.LEASE_FAILED:
-                        self._unplaced(record)
-                case Do.REPORT:
-                    phase = record.room.phase
-                    record.watcher.ended(phase, record.failure, record.context, self._met(record))
-                    self.reported = True
-                    log_end(self.name, record, phase, self._peer_name(record), self.now)
-                case Do.FORGET:
-                    del self._rooms[record.key]
-                    record.grants = ()
-                    record.watcher.forgotten()
-                case _:
-                    raise AssertionError(f"{do} is no command of this table")
+            if do is _ARM:
+                assert timer is not None
+                self._arm(record, timer)
+            elif do is _DISARM:
+                self._timers.disarm(record, Alarm.PHASE)
+                self._timers.disarm(record, Alarm.CAP)
+            elif do is _SEND_METADATA:
+                for grant in record.grants:
+                    self._advertise(grant)
+            elif do in _TO_LEASES:
+                for grant in record.grants:
+                    self._lease(grant, _TO_LEASES[do])
+                if not record.grants and do is Do.LEASE_FAILED:
+                    self._unplaced(record)
+            elif do is _REPORT:
+                phase = record.room.phase
+                record.watcher.ended(phase, record.failure, record.context, self._met(record))
+                self.reported = True
+                log_end(self.name, record, phase, self._peer_name(record), self.now)
+            elif do is _FORGET:
+                del self._rooms[record.key]
+                record.grants = ()
+                record.watcher.forgotten()
+            else:
+                raise AssertionError(f"{do} is no command of this table")
 
     def _arm(self, record: DecodeRecord, timer: Timer) -> None:
         settings = record.settings
-        if timer is Timer.CAP:
+        if timer is _CAP:
             self._timers.arm(record, Alarm.CAP, self.now + settings.cap_timeout_s)
             return
-        seconds = {
-            Timer.BOOTSTRAP: settings.bootstrap_timeout_s,
-            Timer.WAITING: settings.waiting_timeout_s,
-            Timer.MOVING: settings.moving_timeout_s,
-        }[timer]
+        if timer is _MOVING:
+            seconds = settings.moving_timeout_s
+        else:
+            seconds = settings.waiting_timeout_s if timer is _WAITING else settings.bootstrap_timeout_s
         record.timer = timer
-        self._timers.arm(record, Alarm.PHASE, self.now + seconds)
+        self._timers.arm(record, _PHASE, self.now + seconds)
 
     def _deadline(self, record: DecodeRecord, timer: Timer) -> None:
         what, number = account.open_of(record.room.ledger.senders, [grant.manifest for grant in record.grants])
@@ -190,22 +194,21 @@ class DecodeCore(DecodeArrivals):
     def _lease(self, grant: Grant, event: LeaseEvent) -> None:
         before = grant.lease
         grant.lease, row = step_lease(before, event)
-        if grant.lease is Lease.QUARANTINED is not before:
+        if grant.lease is _QUARANTINED is not before:
             grant.quarantined_at = self.now
         for do, _timer in row.commands:
-            match do:
-                case Do.SEND_ABORT:
-                    self._send_abort(grant)
-                case Do.ARM:
-                    settings = self.settings
-                    grant.retry_s = min(grant.retry_s * 2 or settings.abort_retry_s, settings.abort_retry_max_s)
-                    self._timers.arm(grant, Alarm.RETRY, self.now + grant.retry_s)
-                case Do.DISARM:
-                    self._timers.disarm(grant, Alarm.RETRY)
-                case Do.FREE:
-                    self._free(grant, event)
-                case _:
-                    raise AssertionError(f"{do} is no command of this table")
+            if do is _FREE:
+                self._free(grant, event)
+            elif do is _ARM:
+                settings = self.settings
+                grant.retry_s = min(grant.retry_s * 2 or settings.abort_retry_s, settings.abort_retry_max_s)
+                self._timers.arm(grant, Alarm.RETRY, self.now + grant.retry_s)
+            elif do is _DISARM:
+                self._timers.disarm(grant, Alarm.RETRY)
+            elif do is Do.SEND_ABORT:
+                self._send_abort(grant)
+            else:
+                raise AssertionError(f"{do} is no command of this table")
 
     def _advertise(self, grant: Grant) -> None:
         link = self._watch(self._source(grant.record.target), grant.target)

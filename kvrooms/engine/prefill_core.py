@@ -32,6 +32,14 @@ from .prefill_state import PrefillPeer, PrefillRecord, Writer, late, met_of
 from .sends import Send
 from .timers import Alarm
 
+_TO_DRAINS = {Do.DRAIN_FINISHED: DrainEvent.FINISHED, Do.DRAIN_VOIDED: DrainEvent.VOIDED}
+# Every room asks for these; see `statemachine.ledger`.
+_ARM, _DISARM, _SEND_ACCEPT, _REPORT, _FORGET, _FREE = (
+    Do.ARM, Do.DISARM, Do.SEND_ACCEPT, Do.REPORT, Do.FORGET, Do.FREE,
+)  # fmt: skip
+_IGNORE, _FAIL, _PHASE, _CAP, _MOVING = Kind.IGNORE, Kind.FAIL, Alarm.PHASE, Timer.CAP, Timer.MOVING
+_DRAINED, _VOIDED = Drain.DRAINED, DrainEvent.VOIDED
+
 
 class PrefillCore(PrefillGrants):
     """Rooms that send. See `EngineCore`."""
@@ -94,15 +102,15 @@ class PrefillCore(PrefillGrants):
         before = record.room.phase
         room, row = step_prefill(record.room, event)
         record.room = room
-        if row.kind is Kind.IGNORE:
+        if row.kind is _IGNORE:
             self.counters["room events ignored"] += 1
             if failure is not None and record.failure is not None:
                 record.add_context(failure)
             return
-        if row.kind is Kind.FAIL:
+        if row.kind is _FAIL:
             words = "; ".join(room.ledger.disagreement)[:DETAIL_MAX]
             record.failure = failure or Failure(Reason.MISMATCH, words)
-        elif isinstance(event, Settled):
+        elif type(event) is Settled:
             record.progress(self.now)
             self.progressed_at = self.now
         if room.phase in TERMINAL:
@@ -113,32 +121,29 @@ class PrefillCore(PrefillGrants):
 
     def _carry_out(self, record: PrefillRecord, commands: tuple[Command, ...], event: PrefillEvent | None) -> None:
         for do, timer in commands:
-            match do:
-                case Do.ARM:
-                    assert timer is not None
-                    self._arm(record, timer)
-                case Do.DISARM:
-                    self._timers.disarm(record, Alarm.PHASE)
-                    self._timers.disarm(record, Alarm.CAP)
-                case Do.SEND_ACCEPT:
-                    self._accept(record)
-                case Do.SEND_FAILED:
-                    self._tell_failed(record)
-                case Do.DRAIN_FINISHED:
-                    self._each_drain(record, DrainEvent.FINISHED)
-                case Do.DRAIN_VOIDED:
-                    self._each_drain(record, DrainEvent.VOIDED)
-                case Do.REPORT:
-                    phase = record.room.phase
-                    record.watcher.ended(phase, record.failure, record.context, met_of(record))
-                    self.reported = True
-                    log_end(self.name, record, phase, self._peer_name(record), self.now)
-                    self._maybe_freed(record)  # a room that was never bound has no drain to wait for
-                case Do.FORGET:
-                    del self._rooms[record.key]
-                    record.watcher.forgotten()
-                case _:
-                    raise AssertionError(f"{do} is no command of this table ({event})")
+            if do is _ARM:
+                assert timer is not None
+                self._arm(record, timer)
+            elif do is _DISARM:
+                self._timers.disarm(record, Alarm.PHASE)
+                self._timers.disarm(record, Alarm.CAP)
+            elif do is _SEND_ACCEPT:
+                self._accept(record)
+            elif do in _TO_DRAINS:
+                self._each_drain(record, _TO_DRAINS[do])
+            elif do is _REPORT:
+                phase = record.room.phase
+                record.watcher.ended(phase, record.failure, record.context, met_of(record))
+                self.reported = True
+                log_end(self.name, record, phase, self._peer_name(record), self.now)
+                self._maybe_freed(record)  # a room that was never bound has no drain to wait for
+            elif do is _FORGET:
+                del self._rooms[record.key]
+                record.watcher.forgotten()
+            elif do is Do.SEND_FAILED:
+                self._tell_failed(record)
+            else:
+                raise AssertionError(f"{do} is no command of this table ({event})")
 
     def _accept(self, record: PrefillRecord) -> None:
         """Tell decode that its grants are bound, each once; see the command."""
@@ -149,12 +154,12 @@ class PrefillCore(PrefillGrants):
 
     def _arm(self, record: PrefillRecord, timer: Timer) -> None:
         settings = record.settings
-        if timer is Timer.CAP:
+        if timer is _CAP:
             self._timers.arm(record, Alarm.CAP, self.now + settings.cap_timeout_s)
             return
-        seconds = settings.moving_timeout_s if timer is Timer.MOVING else settings.queued_timeout_s
+        seconds = settings.moving_timeout_s if timer is _MOVING else settings.queued_timeout_s
         record.timer, record.armed_at = timer, self.now
-        self._timers.arm(record, Alarm.PHASE, self.now + seconds)
+        self._timers.arm(record, _PHASE, self.now + seconds)
 
     def _has_waited(self, record: PrefillRecord) -> bool:
         """Whether a room has waited for its turn since its deadline was armed: then that begins with its turn."""
@@ -196,19 +201,18 @@ class PrefillCore(PrefillGrants):
             self._drain(writer, event)
 
     def _drain(self, writer: Writer, event: DrainEvent) -> None:
-        if writer.drain.state is Drain.DRAINED:
+        if writer.drain.state is _DRAINED:
             return
         writer.drain, row = step_drain(writer.drain, event)
-        if event is DrainEvent.VOIDED:
+        if event is _VOIDED:
             writer.voided_at = self.now
         for do, _timer in row.commands:
-            match do:
-                case Do.SEND_ACK:
-                    self._acknowledge(writer.peer, writer.number)
-                case Do.FREE:
-                    self._drained(writer)
-                case _:
-                    raise AssertionError(f"{do} is no command of this table")
+            if do is _FREE:
+                self._drained(writer)
+            elif do is Do.SEND_ACK:
+                self._acknowledge(writer.peer, writer.number)
+            else:
+                raise AssertionError(f"{do} is no command of this table")
 
     def _drained(self, writer: Writer) -> None:
         peer, record = writer.peer, writer.record
