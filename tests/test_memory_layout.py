@@ -86,12 +86,21 @@ def test_an_array_that_was_freed_or_moved_since_is_found() -> None:
     memory.check_unmoved()
     before = tensor.untyped_storage()
     tensor.data = torch.zeros(4, 8)
-    with pytest.raises(InvalidArgument, match=r"^memory: an array was moved or resized"):
-        memory.check_unmoved()
+    for look in (memory.check_unmoved, memory.check_kept):
+        with pytest.raises(InvalidArgument) as caught:
+            look()
+        assert str(caught.value) == "memory: an array was moved or resized since it was described (got 4)"
     before.resize_(0)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(InvalidArgument, match=r"^kv\[layer 0 k\]: the tensor's storage was freed"):
         memory.check_unmoved()
+
+
+def test_arrays_that_stay_are_not_described_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check_kept` is for every call of an engine: it asks tensors for their address, and no more."""
+    memory = Memory(1, kv=[Buffer(0, "k", torch.zeros(4, 8)), Buffer(0, "v", np.zeros((4, 8)))])
+    monkeypatch.setattr(Memory, "check_unmoved", lambda _: pytest.fail("all arrays were described anew"))
+    memory.check_kept()
 
 
 def test_a_view_of_a_part_of_a_larger_storage_is_fine() -> None:

@@ -140,6 +140,28 @@ def test_every_malformed_kind_is_named() -> None:
     check_malformed()
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (message()[:5], f"length: 5 bytes cannot hold a notification's head of {HEAD}"),
+        (message(parts=0)[:HEAD], f"parts: 0 is not between 1 and {PARTS_MAX}"),
+        (b"xR" + message()[2:], "magic: b'xR' is not b'KR'"),
+        (message(version=4), "version: 4 is none of 1, 2 and 3"),
+        (in_slot(parts=2), "parts: 2 is not between 1 and 1"),
+        (message(parts=2), f"length: {len(message())} bytes for 2 parts of version 1"),
+        (in_slot(first=2, stop=1), "buffers: 2 to 1 is not a range"),
+        (message(kind=4), "part.kind: 4 is no kind of part"),
+        (message(kind=1, component=1), "part.component: 1 is no component of a KV part"),
+        (message(reserved=9), "part.reserved: 9 must be 0"),
+        (message(first=2, count=ITEMS_MAX), f"part.count: positions 2 to {ITEMS_MAX + 2} are not a range"),
+    ],
+)  # fmt: skip
+def test_what_is_malformed_is_said_in_words(bad: bytes, words: str) -> None:
+    with pytest.raises(WireError) as caught:
+        notify.decode(bad)
+    assert str(caught.value) == words
+
+
 @given(lists_of_parts, st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4))
 def test_mutated_bytes_give_nothing_but_wire_errors(some: tuple[Part, ...], changes: list[tuple[int, int]]) -> None:
     mutated = bytearray(notify.encode(9, 8, some))

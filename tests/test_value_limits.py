@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from samples import layout
+from samples import huge, layout
 
 from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, SHARDS_MAX
@@ -144,6 +144,7 @@ def test_a_memory_with_the_longest_names_and_the_largest_numbers() -> None:
         (ComponentSpec(name, name, Owed.WHEN_INDEXED, (BufferSpec(2**31, name, 32, "float32"),)),),
     )
     assert Memory(1, [Buffer(0, "k", array(1))]).regions.pages == 1
+    assert Memory(1, [Buffer(0, "k", huge()[:-1])]).regions.pages == ITEMS_MAX
 
 
 def test_a_tensor_whose_storage_ends_with_it() -> None:
