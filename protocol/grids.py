@@ -253,7 +253,7 @@ def _grid(kind: PartKind, found: list[_Found], sizes: tuple[int, int]) -> Grid:
     joined[1:] &= target.row[1:] == target.row[:-1]  # a block that begins at a later row lies there as well
     tokens = (1, 1, 1)
     if kind is PartKind.KV:
-        tokens = (sizes[0] if sizes[0] == sizes[1] else gcd(*sizes), *sizes)
+        tokens = (gcd(*sizes), *sizes)
     return Grid(source, target, size, tokens, at, begins, joined)
 
 
