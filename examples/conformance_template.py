@@ -61,6 +61,8 @@ class Template(Subject):
     # held(side)                        the sizes of all tables that have entries per room: C1 (traits.counts)
     # kill(side), restart(side)         a side that dies: L3, L5 (traits.kills)
     # inject(side, channel, parts)      what a stranger says: S5 (traits.injects); sayings(channel) for what to change
+    # request.held                      decode holds the beginning of a prompt (traits.prefixes, traits.splits)
+    # send_layers(room, layers, ...)    layers that are sent apart (traits.layers)
     # lose, hold_writes, fail_writes    faults, where your tests can make them
     # settle(until, view, ...)          exact waiting, where you simulate (traits.simulated)
 

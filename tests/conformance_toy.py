@@ -1,7 +1,8 @@
 """A small, right implementation in one process, with a switch for each way to be wrong: what the suite is tested on.
 
 It is driven by messages that are handed over in any order, knows no time but `settle(timers=True)`, and is written for
-nothing but this. `Toy(defect="S3")` breaks the property of that name.
+nothing but this. `Toy(defect="S3")` breaks the property of that name; the defects in `CARRIED` are mistakes about
+prefixes and layers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from functools import partial
 from kvrooms.harness.conformance.subject import ABSENT, SIDES, Item, Refused, Subject, Traits, Unsupported, View
 
 ALL = frozenset(SIDES)
+CARRIED = {
+    "by-count": "under a prefix the first page that is sent goes to the first page that is wanted",
+    "again": "what decode holds is sent again",
+    "rounded": "a page of prefill that decode holds in part is thought to be held",
+    "first-layer": "a page has landed with the first of its layers",
+    "last-layer": "a chunk has landed with the layers that came in its last send",
+}
 
 
 class Half:
@@ -22,7 +30,7 @@ class Half:
         self.key = (request.number, request.attempt)
         self.status, self.cause, self.told, self.closed = "open", None, False, False
         self.other, self.granted, self.free, self.writes, self.done = None, False, False, 0, False
-        self.sent, self.landed, self.wanted, self.asked = [], set(), None, 0
+        self.sent, self.landed, self.wanted, self.asked = [], set(), None, {}
 
 
 class Toy(Subject):
@@ -30,7 +38,8 @@ class Toy(Subject):
     traits = Traits(
         frozenset({"list", "None", "absent", "none_entry", "tuple"}),
         frozenset({"list", "None", "absent", "none_entry"}),
-        components=1, always=False, attempts=True, aborts=ALL, deadlines=ALL, failures=True, counts=True, frees=True,
+        components=1, always=False, zero_pages=True, prefixes=True, splits=frozenset({2}), layers=3,
+        attempts=True, aborts=ALL, deadlines=ALL, failures=True, counts=True, frees=True,
         kills=frozenset({"prefill"}), held_writes=True, injects=frozenset({"control"}), simulated=True,
     )  # fmt: skip
 
@@ -42,7 +51,7 @@ class Toy(Subject):
         self.memory = {side: {} for side in SIDES}
         self.open_rooms = {side: {} for side in SIDES}
         self.parked, self.queue, self.held_writes, self.deaf, self.dead = {}, [], False, False, False
-        self.remembered = set()
+        self.remembered, self.layers = set(), shape.layers or 1
 
     def stop(self):
         self.queue = []
@@ -72,11 +81,11 @@ class Toy(Subject):
     def want(self, half):
         request, value = half.request, half.request.state_indices
         indices = self.meaning(value)
-        items = [Item("kv", page) for page in request.pages] + [Item("aux", request.aux_index)]
-        items += [Item("state", index) for index in indices]
-        half.wanted = items
+        pages = [(Item("kv", page), layer) for page in request.pages for layer in range(self.layers)]
+        others = [Item("aux", request.aux_index), *(Item("state", index) for index in indices)]
+        half.wanted = pages + [(item, 0) for item in others]
         if self.defect == "L2" and value is not None and value is not ABSENT and not indices:
-            half.wanted = [*items, Item("state", 0)]  # the other predicate: something was passed, so something is owed
+            half.wanted.append((Item("state", 0), 0))  # the other predicate: something was passed, so something is owed
 
     def meaning(self, value):
         if value is None or value is ABSENT:
@@ -84,9 +93,12 @@ class Toy(Subject):
         return [index for entry in value for index in (entry or [])]
 
     def send(self, half, pages, state_indices, *, last):
+        self.send_layers(half, range(self.layers), pages, state_indices, last=last)
+
+    def send_layers(self, half, layers, pages, state_indices, *, last):
         if half.status != "open":
             raise Refused("the room has ended")
-        half.sent.append(([Item("kv", page) for page in pages], self.meaning(state_indices), last))
+        half.sent.append((tuple(layers), list(pages), self.meaning(state_indices), last))
         self.move(half)
 
     def poll(self, half):
@@ -149,41 +161,70 @@ class Toy(Subject):
         if not prefill.granted or prefill.status != "open":
             return
         decode, wanted = prefill.other, prefill.other.wanted
-        pages = [item for some, _, _ in prefill.sent for item in some]
-        targets = [item for item in wanted if item.kind == "kv"]
-        last = prefill.sent and prefill.sent[-1][2]
-        indices = prefill.sent[-1][1] if last else []
+        pages = [page for layers, some, _, _ in prefill.sent if 0 in layers for page in some]
+        there = [*decode.request.held, *decode.request.pages]
+        last = prefill.sent and prefill.sent[-1][3]
+        indices = prefill.sent[-1][2] if last else []
+        state = [item for item, _ in wanted if item.kind == "state"]
         if self.defect != "A1" and last and (len(pages), len(indices)) != (
-            len(targets), len([item for item in wanted if item.kind == "state"]),
+            -(-len(there) // self.shape.split), len(state)
         ) and not (self.defect == "L2" and not indices):  # fmt: skip
             self.fail(prefill, "the manifests differ")
             return
-        pairs = list(zip(pages, targets, strict=False))[prefill.asked :]
-        prefill.asked += len(pairs)
+        pairs = [pair for layer in range(self.layers) for pair in self.pages(prefill, layer)]
         if last:
-            state = [item for item in wanted if item.kind == "state"]
-            pairs += [(Item("aux", prefill.request.aux_index), Item("aux", decode.request.aux_index))]
-            pairs += list(zip([Item("state", index) for index in indices], state, strict=False))
+            pairs.append((Item("aux", prefill.request.aux_index), 0, Item("aux", decode.request.aux_index), 0))
+            pairs += [(Item("state", source), 0, target, 0) for source, target in zip(indices, state, strict=False)]
             if self.defect == "A1":
-                decode.wanted = [target for _, target in zip(pages, targets, strict=False)] + wanted[len(targets) :]
+                first = max(0, len(pages) * self.shape.split - len(decode.request.held)) * self.layers
+                decode.wanted = wanted[: min(first, len(decode.request.pages) * self.layers)] + [
+                    one for one in wanted if one[0].kind != "kv"
+                ]
             prefill.done = True
         prefill.writes += len(pairs)
-        for source, target in pairs:
+        for source, piece, target, layer in pairs:
             if self.defect == "SMOKE" and target.kind == "aux":
                 target = target._replace(index=(target.index + 1) % self.shape.decode_aux_slots)
-            self.post(self.write, prefill, source, target, write=True)
+            self.post(self.write, prefill, source, piece, target, layer, write=True)
+        if prefill.done and not prefill.writes and prefill.status == "open":
+            self.end(prefill, "done")
 
-    def write(self, prefill, source, target):
+    def pages(self, prefill, layer):
+        """What is sent and not posted yet of a layer: source and which piece of it, target, layer."""
+        request, split = prefill.other.request, self.shape.split
+        sources = [page for layers, some, _, _ in prefill.sent if layer in layers for page in some]
+        there, held = [*request.held, *request.pages], len(request.held)
+        if self.defect == "by-count":
+            there, held = [*request.pages], 0
+        if self.defect == "again":
+            held = 0
+        if self.defect == "rounded":
+            held = -(-held // split) * split
+        low, prefill.asked[layer] = prefill.asked.get(layer, 0) * split, len(sources)
+        for at in range(max(low, held), min(len(sources) * split, len(there))):
+            yield Item("kv", sources[at // split]), at % split, Item("kv", there[at]), layer
+
+    def write(self, prefill, source, piece, target, layer):
         if self.dead:
             return
-        self.memory["decode"][target] = self.memory["prefill"][source]
-        self.post(self.land, prefill, target)
+        data = self.memory["prefill"][source]
+        size = len(data) // (self.shape.split if target.kind == "kv" else 1)
+        old = self.memory["decode"].get(target, bytes(size))
+        low, high = (size * at // self.layers for at in (layer, layer + 1)) if target.kind == "kv" else (0, size)
+        new = data[piece * size : (piece + 1) * size]
+        self.memory["decode"][target] = old[:low] + new[low:high] + old[high:]
+        self.post(self.land, prefill, target, layer)
 
-    def land(self, prefill, target):
+    def land(self, prefill, target, layer):
         decode = prefill.other
         prefill.writes -= 1
-        decode.landed.add(target)
-        missing = [item for item in decode.wanted if item not in decode.landed]
+        decode.landed.add((target, layer))
+        if target.kind == "kv" and self.defect in ("first-layer", "last-layer"):
+            apart = any(len(layers) < self.layers for layers, _, _, _ in prefill.sent)
+            ends = layer in prefill.sent[-1][0] and prefill.sent[-1][3]
+            if apart and (self.defect == "first-layer" or ends):
+                decode.landed |= {(target, one) for one in range(self.layers)}
+        missing = [unit for unit in decode.wanted if unit not in decode.landed]
         early = self.defect == "S1" and target.kind == "aux"
         if decode.status == "open" and (not missing or early or (self.defect == "SMOKE" and len(missing) == 1)):
             self.end(decode, "done")

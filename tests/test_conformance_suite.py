@@ -222,7 +222,7 @@ def test_decode_comes_after_the_last_send_where_it_must():
         def open(self, side, request):
             if side == "decode":
                 prefill = self.open_rooms["prefill"].get((request.number, request.attempt))
-                self.seen.add(prefill is not None and bool(prefill.sent) and prefill.sent[-1][2])
+                self.seen.add(prefill is not None and bool(prefill.sent) and prefill.sent[-1][-1])
             return super().open(side, request)
 
     assert status(judged(Later(), "SMOKE", "L2", "S1", "A1", examples=15)) == 0

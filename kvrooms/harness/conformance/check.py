@@ -20,6 +20,9 @@ _WORDS = {
     "injects": "a stranger can say something",
     "guests": "a peer that was let in can lie",
     "ranks": "a side can have several ranks",
+    "prefixes": "decode can hold the beginning of a prompt",
+    "splits": "the pages of prefill can be larger than those of decode",
+    "layers": "layers of a page can be sent apart",
     "room_numbers": "rooms have numbers that are used again",
 }
 

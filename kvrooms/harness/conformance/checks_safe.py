@@ -47,6 +47,8 @@ def _landed(stage: Stage, plan: Plan) -> bool:
     for live in lives:
         if live.wrong_at_done is not None:
             raise Broken(f"decode said done, but {live.wrong_at_done}", live)
+        if (strayed := stage.strayed(live)) is not None:
+            raise Broken(strayed, live)
     return any(live.state["decode"] == "done" for live in lives)
 
 
@@ -124,6 +126,8 @@ def _reclaimed(stage: Stage, plan: Plan) -> bool:
         if side == "decode" and (wrong := stage.unspent(live, side)):
             raise Broken(f"decode said that the room's memory is free, and later {wrong}", live)
     for live in lives:
+        if (strayed := stage.strayed(live)) is not None:
+            raise Broken(strayed, live)
         if live.wrong_at_done is not None:
             raise Broken(
                 f"prefill said that its memory is free, and then decode was done, but {live.wrong_at_done}", live

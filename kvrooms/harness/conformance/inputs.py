@@ -44,6 +44,8 @@ def said(stage: Stage, plan: Plan, live: Live | None) -> dict[str, str]:
     found["state_components"] = ", ".join(components) or "none"
     if stage.shape.ranks != (1, 1):
         found["ranks"] = "{} prefill, {} decode".format(*stage.shape.ranks)
+    if stage.shape.split > 1:
+        found["page_sizes"] = f"a page of prefill is {stage.shape.split} of decode's"
     if plan.held:
         found["writes"] = "held back until all calls were made"
     if plan.lost is not None:
@@ -66,9 +68,23 @@ def _said_of(stage: Stage, live: Live) -> dict[str, str]:
         "prefill_pages": str(list(live.given["prefill"].pages)),
         "decode_pages": str(list(live.given["decode"].pages)),
         "chunks": str(list(plan.chunks)),
+        **_carried(live),
         "calls": ", ".join(f"{act.side} {act.verb}" + (f" {act.index}" if act.verb == "send" else "")
                            for act in plan.acts()),
     }  # fmt: skip
     if live.attempt:
         found["attempt"] = str(live.attempt)
+    return found
+
+
+def _carried(live: Live) -> dict[str, str]:
+    """A prefix, and layers that are sent apart, where there are any."""
+    plan, found = live.plan, {}
+    if live.given["decode"].held:
+        found["decode_holds"] = str(list(live.given["decode"].held))
+    if plan.sends:
+        found["sends"] = ", ".join(
+            f"{number}: chunk {part.chunk}" + (f" layers {list(part.layers)}" if part.layers else "")
+            for number, part in enumerate(plan.sends)
+        )
     return found

@@ -35,6 +35,9 @@ TRAITS = Traits(
     decode_spellings=ALL_SPELLINGS,
     components=2,
     zero_pages=True,
+    prefixes=True,
+    splits=frozenset({2}),
+    layers=4,
     attempts=True,
     aborts=frozenset(SIDES),
     deadlines=frozenset(SIDES),
@@ -77,19 +80,23 @@ class OwnSide:
         return self._keys
 
     def _open(self, request: Request) -> Room:
-        number, attempt, pages, aux, state = request
+        number, attempt, pages, aux, state, held = request
         if isinstance(self.engine, PrefillEngine):
             return self.engine.open(number, attempt=attempt, pages=len(pages), aux_index=aux)
         given: dict[str, Any] = {} if state is ABSENT else {"state_indices": state}
+        if held:
+            given["prefix_pages"] = len(held)
         return self.engine.open(
             number, attempt=attempt, bootstrap=self.bootstrap, instance=PREFILL, pages=pages, aux_index=aux, **given
         )
 
-    def send(self, key: int, pages: Sequence[int], state_indices: Any, last: bool) -> None:
-        """See `Subject.send`."""
+    def send(self, key: int, pages: Sequence[int], state_indices: Any, last: bool, layers: Sequence[int] = ()) -> None:
+        """See `Subject.send` and `Subject.send_layers`."""
         room = self._rooms[key]
         assert isinstance(room, PrefillRoom)
         given: dict[str, Any] = {} if state_indices is ABSENT else {"state_indices": state_indices}
+        if layers:
+            given["layers"] = layers
         try:
             room.send(pages, **given, last=last)
         except (InvalidArgument, RoomClosed) as error:

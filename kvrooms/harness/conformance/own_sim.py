@@ -182,7 +182,7 @@ class KvroomsSim(Subject):
         shape, name, memory = self._shape, self._names(side)[rank], self._pools[side][rank].memory()
         engine: PrefillEngine | DecodeEngine
         if side == "prefill":
-            place = None if group is None else Place(rank, shape.ranks_of(side), Rank(memory.layout))
+            place = None if shape.alike else Place(rank, shape.ranks_of(side), Rank(memory.layout))
             parts = self._world.assemble(name, memory, self._settings, listen=True, place=place)
             engine = PrefillEngine(memory, settings=self._settings, assembly=parts, group=group)
         else:
@@ -220,6 +220,12 @@ class KvroomsSim(Subject):
     def send(self, room: Any, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
         """See `Subject.send`."""
         self._sides[room[0]].each(room[1], "send", pages, state_indices, last)
+
+    def send_layers(
+        self, room: Any, layers: Sequence[int], pages: Sequence[int], state_indices: Any, *, last: bool
+    ) -> None:
+        """See `Subject.send_layers`."""
+        self._sides[room[0]].each(room[1], "send", pages, state_indices, last, layers)
 
     def poll(self, room: Any) -> Status:
         """See `Subject.poll`."""

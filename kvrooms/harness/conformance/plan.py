@@ -15,7 +15,7 @@ Verb: TypeAlias = Literal["open", "send", "abort", "close", "kill", "fail", "res
 
 
 class Act(NamedTuple):
-    """One call. side: whose caller; index: of the chunk, for "send". "rest": let both sides run until all is quiet."""
+    """One call. side: whose caller; index: of the send, for "send". "rest": let both sides run until all is quiet."""
 
     verb: Verb
     side: Side = "prefill"
@@ -34,11 +34,21 @@ class Cut(NamedTuple):
     then: bool = False
 
 
+class Part(NamedTuple):
+    """One send: of which chunk, and of which layers of it; (): of all."""
+
+    chunk: int
+    layers: tuple[int, ...] = ()
+
+
 class RoomPlan(NamedTuple):
-    """One room. chunks: pages of each send. decode_pages, decode_state: what decode expects, if not the same.
+    """One room. chunks: pages of prefill of each send. decode_pages, decode_state: what decode expects, if not the
+    same.
 
     state: indices per component. decode_at: before which of prefill's calls (open, send, send, ...) decode opens.
     acts_max: the callers do no more than so many calls (they disappear); None: all.
+    sends: the sends, where layers of a chunk are sent apart; (): one per chunk. split: how many of decode's pages one
+    of prefill's is; short: how many of them the last one lacks. held: how many of its pages decode holds already.
     """
 
     chunks: tuple[int, ...] = (1,)
@@ -51,6 +61,10 @@ class RoomPlan(NamedTuple):
     only: Side | None = None
     acts_max: int | None = None
     cut: Cut | None = None
+    sends: tuple[Part, ...] = ()
+    split: int = 1
+    short: int = 0
+    held: int = 0
 
     @property
     def pages(self) -> int:
@@ -58,9 +72,19 @@ class RoomPlan(NamedTuple):
         return sum(self.chunks)
 
     @property
-    def pages_wanted(self) -> int:
-        """Pages that decode expects."""
+    def pages_expected(self) -> int:
+        """Pages of the prompt, in prefill's pages, as decode expects it."""
         return self.pages if self.decode_pages is None else self.decode_pages
+
+    @property
+    def pages_wanted(self) -> int:
+        """Pages that decode has for the prompt, those that it holds already included."""
+        return max(0, self.pages_expected * self.split - self.short)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What each send is of."""
+        return self.sends or tuple(map(Part, range(len(self.chunks))))
 
     @property
     def state_wanted(self) -> tuple[int, ...]:
@@ -70,11 +94,11 @@ class RoomPlan(NamedTuple):
     @property
     def agrees(self) -> bool:
         """Whether both callers ask for the same."""
-        return self.pages == self.pages_wanted and self.state == self.state_wanted
+        return self.pages == self.pages_expected and self.state == self.state_wanted
 
     def acts(self, *, barrier: bool = False) -> list[Act]:
         """The calls in order, the cut among them. barrier: rest once both sides are open, so that each knows."""
-        prefill = [Act("open"), *(Act("send", "prefill", i) for i in range(len(self.chunks)))]
+        prefill = [Act("open"), *(Act("send", "prefill", i) for i in range(len(self.parts)))]
         at = min(self.decode_at, len(prefill))
         acts = [*prefill[:at], Act("open", "decode"), *prefill[at:]]
         if self.only is not None:
@@ -91,6 +115,13 @@ class RoomPlan(NamedTuple):
 
 def _cut_size(room: RoomPlan) -> int:
     return (0 if room.cut is None else 2 + room.cut.then) + (room.acts_max or 0)
+
+
+def _carried_size(room: RoomPlan) -> int:
+    """What layers that are sent apart, and a prefix, add to a room that is read."""
+    chunks = [part.chunk for part in room.sends]
+    ahead = sum(chunks[at] > later for at in range(len(chunks)) for later in chunks[at:])
+    return 2 * len(chunks) + sum(len(part.layers) for part in room.sends) + ahead + room.held + room.short
 
 
 class Plan(NamedTuple):
@@ -120,6 +151,7 @@ class Plan(NamedTuple):
         size = 10 * len(self.rooms) + sum(self.rests) + sum(map(bool, self.weave)) + 3 * len(self.noise)
         for room in self.rooms:
             size += len(room.chunks) + room.pages + sum(room.state) + room.decode_at + _cut_size(room)
+            size += _carried_size(room)
             for form in (room.prefill_form, room.decode_form):
                 size += len(form.entries) + (form.outer != "list") + sum(entry != "list" for entry in form.entries)
         size += sum(sum(map(len, parts)) for _, _, parts in self.noise) // 8 + sum(3 + at for _, at in self.guests)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .plan import Plan, RoomPlan
+from .plan import Part, Plan, RoomPlan
 from .spelling import Entry, Form, allowed
 from .subject import Spelling, Traits
 
@@ -46,12 +46,13 @@ def _quieter(plan: Plan) -> Iterator[Plan]:
 
 
 def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
-    for chunks in _fewer(room.chunks):
-        less = room.pages - sum(chunks)
-        if room.decode_pages is None:
-            yield room._replace(chunks=chunks)
-        elif room.decode_pages > less:
-            yield room._replace(chunks=chunks, decode_pages=room.decode_pages - less)
+    yield from _plainly_carried(room, traits)
+    for chunks, sends in _fewer(room):
+        less, some = room.pages - sum(chunks), room._replace(chunks=chunks, sends=sends)
+        if some.decode_pages is None:
+            yield _bounded(some, traits)
+        elif some.decode_pages > less:
+            yield _bounded(some._replace(decode_pages=some.decode_pages - less), traits)
     if traits.decode_first:
         yield room._replace(decode_at=0)
     yield room._replace(cut=None)
@@ -67,15 +68,43 @@ def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
         yield room._replace(decode_form=form)
 
 
-def _fewer(chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    yield (1,)
-    yield (sum(chunks),)
+def _bounded(room: RoomPlan, traits: Traits) -> RoomPlan:
+    """The room with no larger prefix than it has room for."""
+    return room._replace(held=min(room.held, max(0, room.pages_wanted - (not traits.zero_pages))))
+
+
+def _plainly_carried(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
+    """A smaller prefix, or none; all layers together, or in the order of the chunks, or in fewer sends."""
+    for held in sorted({0, room.held // 2, max(0, room.held - 1)} - {room.held}):
+        yield room._replace(held=held)
+    if room.short:
+        yield _bounded(room._replace(short=0), traits)
+    if room.sends:
+        yield room._replace(sends=())
+        yield room._replace(sends=tuple(sorted(room.sends, key=lambda part: part.chunk)))
+        for chunk in sorted({part.chunk for part in room.sends if part.layers}):
+            whole = [part for part in room.sends if part.chunk < chunk]
+            after = [part for part in room.sends if part.chunk > chunk]
+            yield room._replace(sends=(*whole, Part(chunk), *after))
+
+
+def _fewer(room: RoomPlan) -> Iterator[tuple[tuple[int, ...], tuple[Part, ...]]]:
+    """Fewer chunks, or fewer pages in one of them, and the sends of those that are left."""
+    chunks, sends = room.chunks, room.sends
+    yield (1,), _of(sends, (0,))
+    yield (sum(chunks),), _of(sends, (0,))
     for index in range(len(chunks)):
         if len(chunks) > 1:
-            yield (*chunks[:index], *chunks[index + 1 :])
+            left = tuple(one for one in range(len(chunks)) if one != index)
+            yield tuple(chunks[one] for one in left), _of(sends, left)
     for index, pages in enumerate(chunks):
         if pages > 1:
-            yield (*chunks[:index], pages - 1, *chunks[index + 1 :])
+            yield (*chunks[:index], pages - 1, *chunks[index + 1 :]), sends
+
+
+def _of(sends: tuple[Part, ...], chunks: tuple[int, ...]) -> tuple[Part, ...]:
+    """The sends of these chunks, which are numbered anew."""
+    return tuple(part._replace(chunk=chunks.index(part.chunk)) for part in sends if part.chunk in chunks)
 
 
 def _plainer(form: Form, spellings: frozenset[Spelling]) -> Iterator[Form]:

@@ -47,6 +47,9 @@ class Shape(NamedTuple):
     A subject may split a page into layers and K and V as it likes: `read` and `fill` see the concatenation.
     aux_bytes: of one aux slot. state: the components, in order. ranks: of prefill and of decode. An item is what all
     ranks of a side have of it together; how it is split among them is the subject's business.
+    split: how many of decode's pages one of prefill's is; a page of decode then has page_bytes / split bytes, and what
+    `read` and `fill` see of a page of prefill are the bytes of these pages one after another, each as decode has it.
+    layers: of how many layers a page is, where a subject is asked to send them apart; 0: as it likes.
     """
 
     page_bytes: int
@@ -57,6 +60,17 @@ class Shape(NamedTuple):
     decode_aux_slots: int
     state: tuple[ComponentShape, ...] = ()
     ranks: tuple[int, int] = (1, 1)
+    split: int = 1
+    layers: int = 0
+
+    @property
+    def alike(self) -> bool:
+        """Whether each side has one rank, and both have the same memory."""
+        return self.ranks == (1, 1) and self.split == 1
+
+    def page_bytes_of(self, side: Side) -> int:
+        """Bytes of a page of a side."""
+        return self.page_bytes if side == "prefill" else self.page_bytes // self.split
 
     def ranks_of(self, side: Side) -> int:
         """How many ranks a side has."""
@@ -79,6 +93,10 @@ class Request(NamedTuple):
     separately; an implementation that must be told the total when it opens takes `len(pages)`). aux_index: the slot.
     state_indices: on decode a Python value in one of the spellings that the traits allow, or ABSENT: pass it on exactly
     as it is. On prefill it is ABSENT, always: state goes with `send`.
+    held: on decode the pages of the leading positions, which it holds already (a prefix); `pages` are those of the
+    positions after these, and there may be none. Nothing may be written to what is held. Prefill's caller knows nothing
+    of it: it opens and sends the whole prompt. An engine whose prefill is told what decode holds, and sends the rest,
+    leaves it out itself.
     """
 
     number: int
@@ -86,6 +104,7 @@ class Request(NamedTuple):
     pages: tuple[int, ...]
     aux_index: int
     state_indices: Any = ABSENT
+    held: tuple[int, ...] = ()
 
 
 class View(NamedTuple):
@@ -115,6 +134,9 @@ class Traits(NamedTuple):
     chooses and may use again. attempts: that number has a second part that tells attempts at it apart.
     decode_first: decode may be opened before prefill is, and before anything was sent.
     chunks: pages may be sent in several sends. zero_pages: a room may own no pages (all of them are on decode already).
+    prefixes: decode may hold the first pages of a room already (`Request.held`); all of them with zero_pages. splits:
+    how many of decode's pages one of prefill's may be (`Shape.split`), beside 1: then a prefix, or a prompt, may end
+    inside a page of prefill. layers: of how many layers a page is whose layers `send_layers` can send apart; 0: none.
     aborts: sides on which a caller can abort a room. deadlines: sides whose rooms end by themselves if left alone,
     within about `start`'s deadline_s. failures: `failure` tells why. counts: `held` counts. frees: `memory_free` is a
     word of its own; otherwise it is the moment at which the engine around it hands the memory out again, usually the
@@ -136,6 +158,9 @@ class Traits(NamedTuple):
     decode_first: bool = True
     chunks: bool = True
     zero_pages: bool = False
+    prefixes: bool = False
+    splits: frozenset[int] = frozenset()
+    layers: int = 0
     aborts: frozenset[Side] = frozenset()
     deadlines: frozenset[Side] = frozenset()
     failures: bool = False

@@ -1,23 +1,22 @@
 """The stage on which examples are played: one started subject, its memory, its rooms, and what was seen of them.
 
-It gives out memory and room numbers, fills sources with bytes that are different everywhere, keeps the oracle of what
-decode must find, and writes the timeline. It judges nothing but bytes.
+It gives out room numbers, and memory (`Ground`, which knows what decode must find), and writes the timeline. It judges
+nothing but bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ..evidence import Step
+from .ground import Given, Ground, Must
 from .plan import RoomPlan
-from .spelling import Indices, build, fitted, spelled
-from .subject import SIDES, Handle, Item, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
+from .spelling import build, fitted, spelled
+from .subject import SIDES, Handle, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
 
-UNTOUCHED, SPENT = 0xA5, 0x5A
 _BRIEF_S, _BRIEF_SHARE, _QUIET_SHARE = 0.25, 10, 5
 State = Literal["unopened", "refused", "open", "done", "failed", "gone"]
 
@@ -42,19 +41,6 @@ def _asked(what: str, live: Live) -> Iterator[None]:
         raise Broken(f"{what} raised {type(error).__name__}: {error}", live) from error
 
 
-class Given(NamedTuple):
-    """What one side's caller was given for a room: items of its memory, in the order of positions."""
-
-    pages: tuple[int, ...]
-    aux: int
-    state: Indices
-
-    def items(self) -> list[Item]:
-        """All of them."""
-        found = [Item("kv", page) for page in self.pages] + [Item("aux", self.aux)]
-        return found + [Item("state", index, number) for number, some in enumerate(self.state) for index in some]
-
-
 class Live:
     """A room of an example while it is played."""
 
@@ -66,7 +52,7 @@ class Live:
         self.given = given
         self.handles: dict[Side, Handle] = {}
         self.state: dict[Side, State] = {"prefill": "unopened", "decode": "unopened"}
-        self.expected: list[tuple[Item, bytes]] = []
+        self.must = Must()
         self.wrong_at_done: str | None = None
         self.said_at_refusal: dict[Side, str] = {}
 
@@ -94,7 +80,8 @@ class Stage:
         self.shape = shape
         self.patience_s = patience_s
         self.deadline_s = deadline_s
-        self.names = [component.name for component in shape.state]
+        self.ground = Ground(subject, shape)
+        self.names = self.ground.names
         self.steps: list[Step] = []
         self.rooms: list[Live] = []
         self.dirty = False
@@ -102,10 +89,7 @@ class Stage:
         self.killed: set[Side] = set()
         self.baseline: dict[Side, Mapping[str, int]] = {}
         self._numbers = 0
-        self._serial = 0
-        self._free: dict[tuple[Side, str, int], list[int]] = {}
         self._began = time.monotonic()
-        self._refill()
         try:
             subject.start(shape, deadline_s=deadline_s, seed=seed)
         except BaseException:
@@ -122,81 +106,28 @@ class Stage:
         self.rooms.clear()
         self.subject.steps()
         self._began = time.monotonic()
-        self._refill()
-
-    def _refill(self) -> None:
-        shape = self.shape
-        for side in SIDES:
-            prefill = side == "prefill"
-            self._free[side, "kv", 0] = list(range(shape.prefill_pages if prefill else shape.decode_pages))
-            slots = shape.prefill_aux_slots if prefill else shape.decode_aux_slots
-            self._free[side, "aux", 0] = list(range(slots))
-            for number, component in enumerate(shape.state):
-                items = component.prefill_items if prefill else component.decode_items
-                self._free[side, "state", number] = list(range(items))
+        self.ground.refill()
 
     # -- rooms ---------------------------------------------------------------------------------------------------
 
     def room(self, plan: RoomPlan, again: Live | None = None, *, attempt: bool = False) -> Live:
         """A room with memory of its own; with the number of an earlier one (its next attempt), or a new one."""
-        given: dict[Side, Given] = {
-            "prefill": self._give("prefill", plan.pages, plan.state),
-            "decode": self._give("decode", plan.pages_wanted, plan.state_wanted),
-        }
+        given = self.ground.give(plan)
         if again is None:
             self._numbers += 1
         number = self._numbers if again is None else again.number
         live = Live(len(self.rooms), plan, number, 0 if again is None else again.attempt + attempt, given)
         self.rooms.append(live)
-        self._fill(live)
+        live.must = self.ground.fill(plan, given)
         return live
-
-    def _give(self, side: Side, pages: int, state: tuple[int, ...]) -> Given:
-        counts = [*state, *[0] * (len(self.shape.state) - len(state))]
-        indices = tuple(self._take(side, "state", number, count) for number, count in enumerate(counts))
-        return Given(self._take(side, "kv", 0, pages), self._take(side, "aux", 0, 1)[0], indices)
-
-    def _take(self, side: Side, kind: str, component: int, count: int) -> tuple[int, ...]:
-        """Items that no room of this example has. Every other one first, so that positions and indices differ."""
-        free = self._free[side, kind, component]
-        step = 3 if side == "prefill" else 1
-        taken = [free.pop((step * n) % len(free)) for n in range(count)]
-        if side == "decode":
-            taken.reverse()
-        return tuple(taken)
-
-    def _fill(self, live: Live) -> None:
-        """Bytes that are different everywhere on the source, and none of them on the destination."""
-        sources, targets = live.given["prefill"].items(), live.given["decode"].items()
-        for item in sources:
-            self.subject.fill("prefill", item, self._bytes(item))
-        for item in targets:
-            self.subject.fill("decode", item, bytes([UNTOUCHED]) * self._length(item))
-        live.expected = []
-        for kind, component in dict.fromkeys((item.kind, item.component) for item in targets):
-            source = [item for item in sources if (item.kind, item.component) == (kind, component)]
-            target = [item for item in targets if (item.kind, item.component) == (kind, component)]
-            pairs = zip(source, target, strict=False)  # by position; what one side has too much has no partner
-            live.expected += [(there, self.subject.read("prefill", here)) for here, there in pairs]
-
-    def _bytes(self, item: Item) -> bytes:
-        self._serial += 1
-        length = self._length(item)
-        word = hashlib.blake2b(f"{self._serial}/{item}".encode()).digest()
-        return (word * (length // len(word) + 1))[:length]
-
-    def _length(self, item: Item) -> int:
-        if item.kind == "state":
-            return self.shape.state[item.component].item_bytes
-        return self.shape.page_bytes if item.kind == "kv" else self.shape.aux_bytes
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def open(self, live: Live, side: Side) -> None:
         """The side's caller opens the room."""
         mine, plan = live.given[side], live.plan
-        request = Request(live.number, live.attempt, mine.pages, mine.aux)
-        words = f"open({live}, {len(mine.pages)} pages"
+        request = Request(live.number, live.attempt, mine.pages, mine.aux, held=mine.held)
+        words = f"open({live}, {len(mine.pages)} pages" + (f" after {len(mine.held)} held" if mine.held else "")
         if side == "decode":
             form = fitted(plan.decode_form, mine.state)
             request = request._replace(state_indices=build(form, mine.state, self.names))
@@ -209,21 +140,26 @@ class Stage:
         except Refused as refusal:
             self._refused(live, side, refusal)
 
-    def send(self, live: Live, chunk: int) -> None:
-        """Prefill's caller sends a chunk; state goes with the last."""
+    def send(self, live: Live, number: int) -> None:
+        """Prefill's caller sends a chunk, or some layers of it; state goes with the last send."""
         mine, plan = live.given["prefill"], live.plan
+        chunk, layers = plan.parts[number]
         start = sum(plan.chunks[:chunk])
         pages = mine.pages[start : start + plan.chunks[chunk]]
-        last = chunk == len(plan.chunks) - 1
+        last = number == len(plan.parts) - 1
         form = fitted(plan.prefill_form, mine.state)
         if not last:
             form = form._replace(outer="absent")
         value = build(form, mine.state, self.names)
-        words = f"send({len(pages)} pages, state_indices={spelled(form, mine.state, self.names)}"
+        words = f"send({len(pages)} pages, " + (f"layers={list(layers)}, " if layers else "")
+        words += f"state_indices={spelled(form, mine.state, self.names)}"
         self.note("prefill", "call", words + (", last)" if last else ")"))
         try:
             with _asked("send", live):
-                self.subject.send(live.handles["prefill"], pages, value, last=last)
+                if layers:
+                    self.subject.send_layers(live.handles["prefill"], layers, pages, value, last=last)
+                else:
+                    self.subject.send(live.handles["prefill"], pages, value, last=last)
         except Refused as refusal:
             self._refused(live, "prefill", refusal)
 
@@ -327,14 +263,12 @@ class Stage:
         self.baseline = {side: self.subject.held(side) for side in SIDES}
 
     def wrong_bytes(self, live: Live) -> str | None:
-        """The first item of decode's memory that does not hold what prefill had at its position, in words."""
-        for item, expected in live.expected:
-            found = self.subject.read("decode", item)
-            if found != expected:
-                place = item.kind if item.kind != "state" else f"state {self.names[item.component]!r}"
-                untouched = found == bytes([UNTOUCHED]) * len(found)
-                return f"{place} item {item.index} {'was not written' if untouched else 'holds other bytes'}"
-        return None
+        """What of decode's memory is not as it must be once the room is done, in words."""
+        return self.ground.wrong(live.must) or self.strayed(live)
+
+    def strayed(self, live: Live) -> str | None:
+        """What of decode's memory is no matter of the room, and was written to all the same, in words."""
+        return self.ground.strayed(live.must, live.given["decode"].held)
 
     def free(self, live: Live, side: Side) -> bool:
         """Whether the side says that the room's memory may be used for something else."""
@@ -343,15 +277,11 @@ class Stage:
     def spend(self, live: Live, side: Side) -> None:
         """Use the room's memory on this side for something else."""
         self.note(side, "call", f"the memory of {live} is used for something else")
-        for item in live.given[side].items():
-            self.subject.fill(side, item, bytes([SPENT]) * self._length(item))
+        self.ground.spend(side, live.given[side])
 
     def unspent(self, live: Live, side: Side) -> str | None:
         """The first item that does not hold what `spend` wrote, in words."""
-        for item in live.given[side].items():
-            if self.subject.read(side, item) != bytes([SPENT]) * self._length(item):
-                return f"{item.kind} item {item.index} was written to"
-        return None
+        return self.ground.unspent(side, live.given[side])
 
     # -- timeline ------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,16 @@ class Subject:
         """
         raise _required(self, "send")
 
+    def send_layers(
+        self, room: Handle, layers: Sequence[int], pages: Sequence[int], state_indices: Any, *, last: bool
+    ) -> None:
+        """As `send`, where some layers only of these pages are computed (`Traits.layers`); must not block.
+
+        The other layers follow, in any order, in sends of their own of the same pages. Each layer goes through the
+        pages in order, and may be ahead of others. last: nothing follows, of any layer.
+        """
+        raise Unsupported(f"{self.name} cannot send some layers only")
+
     def poll(self, room: Handle) -> Status:
         """How the room is. Must not block, is called often, and may do the implementation's work."""
         raise _required(self, "poll")

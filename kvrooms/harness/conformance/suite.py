@@ -22,6 +22,7 @@ from hypothesis.errors import HypothesisException, HypothesisWarning
 from ...protocol.errors import InvalidArgument
 from ..evidence import PROPERTY_IDS, Counterexample
 from .check import Check
+from .checks_carried import FURTHER as CARRIED
 from .checks_guests import FURTHER as GUESTS
 from .checks_live import CHECKS as LIVE
 from .checks_ranks import FURTHER as RANKS
@@ -35,10 +36,10 @@ from .stage import Broken, Stage
 from .subject import SIDES, Shape, Subject, Unsupported
 
 _EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
-_SHRINK_SHARE = 3
+_SHRINK_SHARE, _REDUCE_SHARE = 3, 4
 _CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
-FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS)
+FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS, *CARRIED)
 """Checks that go beyond the first one of a property, of what a subject need not have."""
 
 
@@ -202,6 +203,8 @@ class _Search:
             except (Broken, HypothesisException):  # what was found is in `broken`; flaky or not is judged by `confirm`
                 pass
         if self.broken:
+            if simulated:  # hypothesis may have used up the time, and the largest steps are these
+                self.deadline = max(self.deadline, time.monotonic() + self.effort.shrink_s / _REDUCE_SHARE)
             self._reduce()
         self.broken.sort(key=lambda found: -found.plan.size)
 
