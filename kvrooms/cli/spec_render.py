@@ -186,7 +186,7 @@ def _frame(frame: Data, level: str) -> list[str]:
 
 def _notification(data: Data) -> list[str]:
     return [
-        f"## Notifications, version {data['version']}",
+        f"## Notifications, versions {data['versions'][0]} to {data['versions'][-1]}",
         *data["meaning"],
         "The head, little-endian:",
         _fixed(data["head"]),

@@ -140,7 +140,7 @@ def wire_data() -> Data:
 def notification_data() -> Data:
     """The notification that travels with a write."""
     return {
-        "version": notify.NOTIFY_VERSION,
+        "versions": [notify.NOTIFY_VERSION, notify.DIGEST_VERSION, notify.STAGED_VERSION],
         "meaning": unwrap(notify.__doc__),
         "head": _layout(
             notify._HEAD,  # noqa: SLF001

@@ -112,7 +112,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long the engine's thread polls without a pause after something happened."""
 
     linger_s: _MaybeSeconds = 0.02
-    """For how long after that it looks every 0.1 ms or so, before it sleeps on its sockets. At least `spin_s`."""
+    """For how long after that it looks every 0.05 ms or so, before it sleeps on its sockets. At least `spin_s`."""
 
     idle_poll_s: _Seconds = 0.002
     """The longest sleep of the engine's thread while transfers are outstanding (NIXL wakes nobody)."""
