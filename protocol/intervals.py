@@ -20,7 +20,7 @@ def span(start: int, stop: int) -> Intervals:
 
 def size(intervals: Intervals) -> int:
     """How many positions the set holds."""
-    return sum(stop - start for start, stop in intervals)
+    return sum([stop - start for start, stop in intervals])
 
 
 def covers(intervals: Intervals, start: int, stop: int) -> bool:

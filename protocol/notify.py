@@ -90,8 +90,10 @@ def decode(message: bytes) -> Notification:
     end = _HEAD.size + number * _PART.size
     if len(message) != end + number * _FURTHER[version]:
         raise WireError("length", f"{len(message)} bytes for {number} parts of version {version}")
-    parts = tuple(_part(*fields) for fields in _PART.iter_unpack(message[_HEAD.size : end]))
+    parts = tuple([_part(*fields) for fields in _PART.iter_unpack(message[_HEAD.size : end])])
     further = message[end:]
+    if not further:
+        return Notification(grant, token, parts)
     if version == STAGED_VERSION:
         staged = InSlot(*_SLOT.unpack(further))
         if staged.first >= staged.stop:

@@ -30,6 +30,7 @@ REPORT_EVERY = 16
 """Of the pieces of a large part, one in so many reports."""
 MERGE_FROM = 64
 """Smaller parts are not looked at: finding runs costs more than merging saves, and NIXL merges neighbours itself."""
+_KV, _AUX = PartKind.KV, PartKind.AUX  # every plan asks for them; see `statemachine.ledger`
 _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
@@ -91,13 +92,9 @@ class DescriptorTable:
 
     def part(self, kind: PartKind, component: int) -> PartTable:
         """The table of a part; `component` counts within the layout."""
-        match kind:
-            case PartKind.KV:
-                return self.kv
-            case PartKind.AUX:
-                return self.aux
-            case PartKind.STATE:  # pragma: no branch
-                return self.state[component]
+        if kind is _KV:
+            return self.kv
+        return self.aux if kind is _AUX else self.state[component]
 
 
 class Transfer(NamedTuple):
@@ -298,8 +295,8 @@ def _indexed(
 def _small(slices: list[_Slice]) -> Piece:
     """One piece of whole parts."""
     first = slices[0]
-    parts = tuple(part.report for part in slices)
-    size = sum(part.source_part.item_bytes * len(part.source) for part in slices)
+    parts = tuple([part.report for part in slices])
+    size = sum([part.source_part.item_bytes * len(part.source) for part in slices])
     if _merges(slices):
         return _indexed(first, parts, _NO_INDICES, _NO_INDICES, size)._replace(
             source_descriptors=np.concatenate([_rows(s.source_part, s.source, _runs(s)) for s in slices]),
@@ -324,7 +321,7 @@ def _listed(bases: Indices, items: Indices) -> Indices:
 
 def _merges(slices: list[_Slice]) -> bool:
     """Whether merging consecutive positions leaves few enough descriptors to be worth while."""
-    items = sum(len(part.source) for part in slices)
+    items = sum([len(part.source) for part in slices])
     return items >= MERGE_FROM and sum(len(_runs(part)) for part in slices) * MERGE_MIN <= items
 
 

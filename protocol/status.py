@@ -46,7 +46,10 @@ class Status(enum.Enum):
     @property
     def terminal(self) -> bool:
         """True for DONE and FAILED: the status will not change any more."""
-        return self is Status.DONE or self is Status.FAILED
+        return self is _DONE or self is _FAILED
+
+
+_DONE, _FAILED = Status.DONE, Status.FAILED
 
 
 def status_of(phase: Phase, moved: bool) -> Status:

@@ -47,7 +47,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 def owed(manifest: Manifest) -> Missing:
     """Everything in a manifest, still missing."""
-    return Missing(manifest.kv, span(0, 1 if manifest.aux else 0), tuple(span(0, n) for _, n in manifest.state))
+    return Missing(manifest.kv, span(0, 1 if manifest.aux else 0), tuple([span(0, n) for _, n in manifest.state]))
 
 
 def within(manifest: Manifest, part: PartKind, component: int, start: int, stop: int) -> bool:
@@ -100,7 +100,7 @@ class DecodeLedger(msgspec.Struct, frozen=True):
 
 def decode_ledger(manifests: tuple[Manifest, ...]) -> DecodeLedger:
     """The ledger of a room that is being opened on decode: one manifest per sending rank."""
-    return DecodeLedger(tuple(Sender(accepted=False, missing=owed(manifest)) for manifest in manifests))
+    return DecodeLedger(tuple([Sender(accepted=False, missing=owed(manifest)) for manifest in manifests]))
 
 
 class Receiver(msgspec.Struct, frozen=True):
@@ -123,12 +123,11 @@ class PrefillLedger(msgspec.Struct, frozen=True):
     @property
     def disagreement(self) -> tuple[str, ...]:
         """The differences between what is declared and what bound ranks expect, in words."""
-        return tuple(
-            words
-            for receiver in self.receivers
-            if receiver is not None
-            for words in differences(self.declared, receiver.wanted, receiver.covers)
-        )
+        words: tuple[str, ...] = ()
+        for receiver in self.receivers:
+            if receiver is not None:
+                words += differences(self.declared, receiver.wanted, receiver.covers)
+        return words
 
     @property
     def open_phase(self) -> Phase:

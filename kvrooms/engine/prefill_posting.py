@@ -24,6 +24,8 @@ from .prefill_state import Posted, PrefillPeer, PrefillRecord, Writer
 from .sends import Send
 
 _BYTES_PER_TURN = 4 * 2**20
+# Every room asks for these; see `statemachine.ledger`.
+_METADATA, _OPEN, _POSTED, _SETTLED = Phase.METADATA, Drain.OPEN, DrainEvent.POSTED, DrainEvent.SETTLED
 
 
 class PrefillPosting(PrefillLinks):
@@ -50,8 +52,8 @@ class PrefillPosting(PrefillLinks):
         raise NotImplementedError
 
     def _make_ready(self, writer: Writer) -> None:
-        phase = writer.record.room.phase if writer.record is not None else Phase.METADATA
-        if not writer.ready and phase is not Phase.METADATA:
+        phase = writer.record.room.phase if writer.record is not None else _METADATA
+        if not writer.ready and phase is not _METADATA:
             writer.ready = True
             self._ready.append(writer)
 
@@ -61,7 +63,7 @@ class PrefillPosting(PrefillLinks):
         budget = _BYTES_PER_TURN
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
             writer = self._ready.popleft()
-            piece = writer.outbox.peek(writer.wanted) if writer.drain.state is Drain.OPEN else None
+            piece = writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None
             if piece is None or _completes_too_early(writer, piece):
                 writer.ready = False
                 if piece is not None:
@@ -171,7 +173,7 @@ class PrefillPosting(PrefillLinks):
             writer.peer.last_notified = self.clock.now()  # after it: on some transports the post is the copy
         if not writer.drain.posted:
             writer.turn_at = self.now
-        self._drain(writer, DrainEvent.POSTED)
+        self._drain(writer, _POSTED)
         if handle is None:
             self._unstage(writer, slot)
             self._settled(writer, piece, None)
@@ -228,7 +230,7 @@ class PrefillPosting(PrefillLinks):
         record = writer.record
         if error is not None:
             self._doubt(writer)
-        self._drain(writer, DrainEvent.SETTLED)
+        self._drain(writer, _SETTLED)
         if record is None:
             return
         if error is not None:

@@ -94,7 +94,7 @@ class Writer:
         self.receiver, self.receivers = (0, 1) if share is None else (share.receiver, share.receivers)
         self.instance = peer.incarnation if share is None else share.instance
         manifest = wanted.manifest
-        self.unposted = size(manifest.kv) + bool(manifest.aux) + sum(count for _, count in manifest.state)
+        self.unposted = size(manifest.kv) + bool(manifest.aux) + sum([count for _, count in manifest.state])
 
     @property
     def held(self) -> Held:

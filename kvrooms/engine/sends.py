@@ -20,6 +20,7 @@ from ..protocol.shares import Covers
 from ..protocol.staging import Slots
 
 _NONE: Indices = np.empty(0, dtype=np.int32)
+_KV, _AUX = PartKind.KV, PartKind.AUX  # every room asks for them; see `statemachine.ledger`
 
 
 class Layers(NamedTuple):
@@ -173,9 +174,9 @@ def transfers(layout: Layout, wanted: Wanted, send: Send, of: frozenset[int] | N
             target = wanted.pages[offset + low - start : offset + high - start]
             items = send.pages[low - first : high - first]
             if wanted.pages_from is None:
-                pages = Transfer(PartKind.KV, 0, 0, low, items, target)
+                pages = Transfer(_KV, 0, 0, low, items, target)
             else:
-                pages = Transfer(PartKind.KV, 0, 0, low, items, wanted.pages, wanted.pages_from)
+                pages = Transfer(_KV, 0, 0, low, items, wanted.pages, wanted.pages_from)
             layers, positional = send.layers, wanted.pages_from is None
             result += [pages] if layers is None else _layered(layout, layers, pages, of, positional=positional)
         offset += end - start
@@ -187,8 +188,8 @@ def transfers(layout: Layout, wanted: Wanted, send: Send, of: frozenset[int] | N
             target = wanted.state[component][at : at + len(indices)]
             result.append(Transfer(PartKind.STATE, component, in_layout, at, indices, target))
     if send.aux_index is not None and wanted.manifest.aux:
-        source, target = (np.array([slot], dtype=np.int32) for slot in (send.aux_index, wanted.aux_index))
-        result.append(Transfer(PartKind.AUX, 0, 0, 0, source, target))
+        source, target = np.array([send.aux_index], dtype=np.int32), np.array([wanted.aux_index], dtype=np.int32)
+        result.append(Transfer(_AUX, 0, 0, 0, source, target))
     return result
 
 

@@ -136,7 +136,7 @@ ENGINE = (
         "what was queued for a grant is posted, also when it is void meanwhile",
         Text(
             "engine.prefill_posting:PrefillPosting._work",
-            "writer.outbox.peek(writer.wanted) if writer.drain.state is Drain.OPEN else None",
+            "writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None",
             "writer.outbox.peek(writer.wanted)",
         ),
         ("S3",),
