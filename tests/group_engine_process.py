@@ -32,9 +32,12 @@ def say(*words: object) -> None:
 
 
 def report(found: dict[str, Drained]) -> None:
-    """What became of the rooms of the decode engine."""
-    drained = found["decode"]
-    say("drained", drained.done, drained.failed, len(drained.aborted))
+    """What became of the rooms of the decode engine, and how many the limit has aborted.
+
+    Both engines are drained at once. Which of the two aborts a room first is chance, and the other may find it failed.
+    """
+    decode = found["decode"]
+    say("drained", decode.done, decode.failed, max(len(drained.aborted) for drained in found.values()))
 
 
 class Side:
