@@ -1,4 +1,8 @@
-"""Why a room failed: a closed set of reasons, each with a detail in words and a *retryable* flag."""
+"""Why a room failed: a reason out of a closed set, words for people, and whether the request may be tried again.
+
+All three travel in every message that says that a room has failed, was aborted or was refused: whoever fails a room
+knows best whether it is worth another attempt, and the other side takes its word.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class Reason(enum.Enum):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed when it is tried again as the next attempt."""
+        """Whether the same request may succeed as the next attempt, where whoever failed it says nothing else."""
         return self not in _FINAL
 
     @property
@@ -72,16 +76,30 @@ _MEANING = {
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """One cause: the reason, words for people, and on which side it arose."""
+    """One cause: the reason, words for people, and on which side it arose.
+
+    again: whether the request may be tried again, by the word of whoever failed the room; None: as the reason says.
+    """
 
     reason: Reason
     detail: str = ""
     origin: Literal["local", "peer"] = "local"
+    again: bool | None = None
+
+    @classmethod
+    def heard(cls, reason: Reason, detail: str, retryable: bool, origin: Literal["local", "peer"] = "peer") -> Failure:
+        """What a frame says of a failure."""
+        return cls(reason, detail, origin, None if retryable is reason.retryable else retryable)
 
     @property
     def retryable(self) -> bool:
-        """See `Reason.retryable`."""
-        return self.reason.retryable
+        """Whether the same request may succeed when it is tried again as the next attempt."""
+        return self.reason.retryable if self.again is None else self.again
+
+    @property
+    def told(self) -> tuple[Reason, str, bool]:
+        """What frames to the other side say of it: the reason as that side must see it, the words, the flag."""
+        return self.reason.mirrored, self.detail[:DETAIL_MAX], self.retryable
 
     def __str__(self) -> str:
         return f"{self.reason.value} ({self.origin}): {self.detail or self.reason.meaning}"

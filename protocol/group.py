@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
             return self.failure
         failure = self.failure
         words = f"rank {self.rank} of the group: {failure.reason.value}: {failure.detail or failure.reason.meaning}"
-        return Failure(failure.reason, words[:DETAIL_MAX], "peer")
+        return Failure(failure.reason, words[:DETAIL_MAX], "peer", failure.again)
 
 
 class DecisionEvent(Symbol):
@@ -254,6 +254,7 @@ class ReportFailed(Body, frozen=True):
     number: Number
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class OutcomeDone(Body, frozen=True):
@@ -280,6 +281,7 @@ class OutcomeFailed(Body, frozen=True):
     rank: RankNumber
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class Acknowledge(Body, frozen=True):
@@ -298,6 +300,7 @@ class RankLost(Body, frozen=True):
     rank: RankNumber
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class RankBack(Body, frozen=True):

@@ -3,6 +3,7 @@
 A frame is a 4-byte little-endian length, a fixed header, and a body. The header holds the version, the kind, the
 sender's incarnation, the incarnation it is meant for (0 when not known yet), and `floor`: decode's lowest grant that is
 not released (0 from prefill). The body is a MessagePack array whose fields are those of the frame's class below.
+What fails, aborts or refuses has a reason, words, and `retryable`: whether the request may be tried again.
 Decoding is strict: any deviation raises WireError, which names the field. Nothing is unpickled.
 """
 
@@ -77,6 +78,8 @@ class Refuse(Body, frozen=True):
 
     KIND: ClassVar[int] = 3
     words: Annotated[tuple[Detail, ...], msgspec.Meta(min_length=1, max_length=64)]
+    reason: Reason
+    retryable: bool
 
 
 class Metadata(Body, frozen=True):
@@ -119,6 +122,7 @@ class Reject(Body, frozen=True):
     grant: Grant
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class Failed(Body, frozen=True):
@@ -128,6 +132,7 @@ class Failed(Body, frozen=True):
     grant: Grant
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class Abort(Body, frozen=True):
@@ -137,6 +142,7 @@ class Abort(Body, frozen=True):
     grant: Grant
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class Ack(Body, frozen=True):
@@ -183,6 +189,7 @@ class HoldLost(Body, frozen=True):
     attempt: Annotated[int, msgspec.Meta(ge=0, le=ATTEMPT_MAX)]
     reason: Reason
     detail: Detail
+    retryable: bool
 
 
 class Emptied(Body, frozen=True):

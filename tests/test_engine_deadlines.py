@@ -255,7 +255,7 @@ def test_a_peer_that_leaves_too_many_gaps_is_shown_the_door(monkeypatch: pytest.
     bench = Bench(8)
     hand = HandDecode(bench).join()
     for grant in range(1, 61, 2):
-        hand.say(wire.Abort(grant, Reason.PEER_ABORTED, ""))
+        hand.say(wire.Abort(grant, Reason.PEER_ABORTED, "", False))
     bench.settle()
     hand.heard()
     assert hand.closed

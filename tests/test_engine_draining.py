@@ -37,6 +37,7 @@ def drains_check(side: str) -> None:
     assert mine.failure.detail == "the engine was drained"
     assert well[0].poll() is well[1].poll() is Status.DONE
     bench.finish(*stuck)
+    assert all(one.failure.retryable for one in stuck), "another engine may take it"
     with pytest.raises(EngineClosed, match="takes no new rooms"):
         bench.receive(plan, 3) if side == "decode" else bench.offer(plan, 3)
 
@@ -95,7 +96,7 @@ def test_who_waits_for_a_room_that_will_not_be_opened_is_told() -> None:
 @named([
     Mutant(PrefillCore, "drain", "for writer in self._parked.all():", "for writer in ():"),
     Mutant(PrefillGrants, "_park", "or self.draining", ""),
-    Mutant(Engine, "drain", 'room.abort("the engine was drained")', "pass"),
+    Mutant(Engine, "drain", 'room.abort("the engine was drained", again=True)', "pass"),
     Mutant(Engine, "drain", "held = sum(", "held = 0 * sum("),
 ])  # fmt: skip
 def test_the_checks_of_draining_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,12 +47,12 @@ def check_metadata_after_its_abort(*, abort_first: bool) -> None:
     hand = HandDecode(bench).join()
     if not abort_first:
         hand.say(hand.metadata(1))
-    hand.say(wire.Abort(1, Reason.PEER_ABORTED, ""))
+    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "", False))
     bench.settle()
     assert hand.heard(wire.Ack) == [wire.Ack(1)]
     sender = offered(bench)
     check_refused(bench, hand)
-    hand.say(wire.Abort(1, Reason.PEER_ABORTED, ""))
+    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "", False))
     bench.settle()
     assert hand.heard(wire.Ack) == [wire.Ack(1)] * 2, "acknowledging is idempotent"
     assert sender.poll() is Status.BOOTSTRAPPING
@@ -127,7 +127,7 @@ def check_metadata_repeated_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     hand.say(hand.metadata(1))
     bench.settle()
     assert [f.grant for f in hand.heard(wire.Failed)] == [1]
-    hand.say(hand.metadata(1), wire.Abort(1, Reason.PEER_ABORTED, ""))
+    hand.say(hand.metadata(1), wire.Abort(1, Reason.PEER_ABORTED, "", False))
     bench.settle()
     assert not hand.heard(wire.Reject), "a refusal is an acknowledgement, and the failed write may still land"
     assert not hand.heard(wire.Ack)

@@ -13,7 +13,7 @@ from engine_peers import HandDecode, HandPrefill, pack
 
 from kvrooms import Buffer, Component, Memory, Status
 from kvrooms.protocol import wire
-from kvrooms.protocol.failure import Reason
+from kvrooms.protocol.failure import Failure, Reason
 from kvrooms.protocol.layout import Region, Regions
 from kvrooms.protocol.manifest import Manifest
 
@@ -89,6 +89,28 @@ def test_a_welcome_with_another_layout_is_refused_by_decode_too(difference: str)
     assert room.memory_free
 
 
+def test_an_engine_that_is_being_closed_refuses_for_now_only() -> None:
+    bench = Bench(2, prefills=2)
+    bench.prefill._core.closing = True
+    hand = HandDecode(bench)
+    hand.dial()
+    hand.say(hand.hello())
+    bench.settle()
+    (refusal,) = hand.heard(wire.Refuse)
+    assert refusal == wire.Refuse(("the engine is being closed",), Reason.SHUTDOWN, True)
+
+    bench = Bench(2, prefills=2)
+    theirs = HandPrefill(bench, bench.prefills[0].pool)
+    room = bench.receive(bench.plan(1), instance="hand")
+    bench.settle()
+    assert theirs.heard(wire.Hello)
+    theirs.say(refusal)
+    bench.finish(room)
+    assert room.failure == Failure(Reason.SHUTDOWN, "the engine is being closed", "peer")
+    assert room.failure.retryable
+    assert room.memory_free
+
+
 def test_another_version_is_refused_in_words_on_both_sides() -> None:
     bench = Bench(2, prefills=2)
     hand = HandDecode(bench)
@@ -98,7 +120,7 @@ def test_another_version_is_refused_in_words_on_both_sides() -> None:
     hand.say_raw(bytes(frame))
     bench.settle()
     words = "version: the peer speaks version 9, we speak version 1"
-    assert hand.heard(wire.Refuse) == [wire.Refuse((words,))]
+    assert hand.heard(wire.Refuse) == [wire.Refuse((words,), Reason.HANDSHAKE_REFUSED, False)]
     assert hand.closed
 
     theirs = HandPrefill(bench, bench.prefills[0].pool)

@@ -81,7 +81,7 @@ def decode_frames(hand: HandDecode) -> list[wire.Body]:
     return [
         hand.hello(),
         hand.metadata(1),
-        wire.Abort(1, Reason.PEER_ABORTED, "x"),
+        wire.Abort(1, Reason.PEER_ABORTED, "x", False),
         wire.Ping(5),
         wire.Pong(1),
         wire.Goodbye((1, 2)),
@@ -144,10 +144,10 @@ def prefill_frames(hand: HandPrefill) -> list[wire.Body]:
     """What a prefill engine says."""
     return [
         hand.welcome(),
-        wire.Refuse(("no", "really")),
+        wire.Refuse(("no", "really"), Reason.HANDSHAKE_REFUSED, False),
         wire.Accept(1),
-        wire.Reject(1, Reason.REFUSED, "x"),
-        wire.Failed(1, Reason.MISMATCH, "y"),
+        wire.Reject(1, Reason.REFUSED, "x", True),
+        wire.Failed(1, Reason.MISMATCH, "y", False),
         wire.Ack(1),
         wire.Ping(2),
         wire.Pong(1),

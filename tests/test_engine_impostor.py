@@ -16,8 +16,8 @@ from kvrooms.protocol.failure import Reason
 LIES = {
     "accept": lambda number: wire.Accept(number),
     "ack": lambda number: wire.Ack(number),
-    "failed": lambda number: wire.Failed(number, Reason.ABORTED, "x"),
-    "reject": lambda number: wire.Reject(number, Reason.REFUSED, "x"),
+    "failed": lambda number: wire.Failed(number, Reason.ABORTED, "x", False),
+    "reject": lambda number: wire.Reject(number, Reason.REFUSED, "x", True),
     "goodbye": lambda number: wire.Goodbye(()),
 }
 

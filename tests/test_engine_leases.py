@@ -177,7 +177,7 @@ def test_an_abort_is_repeated_with_pauses_that_grow_until_it_is_acknowledged() -
     bench.run(look, timers=True)
     pauses = np.diff(times)
     np.testing.assert_allclose(pauses, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0], atol=0.02)
-    assert hand.heard(wire.Abort)[0] == wire.Abort(metadata.grant, Reason.PEER_ABORTED, "why not")
+    assert hand.heard(wire.Abort)[0] == wire.Abort(metadata.grant, Reason.PEER_ABORTED, "why not", False)
     assert not receiver.memory_free
     hand.say(wire.Ack(metadata.grant))
     bench.settle()

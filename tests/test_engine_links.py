@@ -57,7 +57,7 @@ def test_what_is_said_to_an_incarnation_before_its_welcome_is_not_about_grants_o
         receiver = bench.receive(bench.plan(1), number, instance="hand")
         _ = hand.join() if number == 0 else bench.settle()
         grant = hand.heard(wire.Metadata)[-1].grant
-        hand.say(wire.Reject(grant, Reason.REFUSED, ""))
+        hand.say(wire.Reject(grant, Reason.REFUSED, "", True))
         bench.finish(receiver)
         receiver.close()
     waiting = bench.receive(bench.plan(1), 7, instance="hand")

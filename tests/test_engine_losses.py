@@ -261,7 +261,7 @@ def test_a_connection_that_is_replaced_is_no_death() -> None:
     assert wire.Goodbye(()) in hand.heard() or wire.Goodbye((1,)) in hand.heard()
     assert [c.connection for c in hand.closed] == [old]
     hand.say(hand.metadata(1))
-    hand.say(wire.Abort(1, Reason.PEER_ABORTED, ""))
+    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "", False))
     sender.close()
     bench.settle()
     assert [r.grant for r in hand.heard(wire.Reject)] == [1]

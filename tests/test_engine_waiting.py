@@ -27,8 +27,8 @@ class Desk:
         self.group = None
         self.calls: list[str] = []
 
-    def abort_room(self, room: Room, detail: str) -> None:
-        self.calls.append(f"abort {detail}")
+    def abort_room(self, room: Room, failure: Failure) -> None:
+        self.calls.append(f"abort {failure.detail}")
 
     def close_room(self, room: Room) -> None:
         self.calls.append("close")

@@ -33,6 +33,17 @@ def test_what_may_be_tried_again() -> None:
     assert not Failure(Reason.MISMATCH, "pages: 3 and 4").retryable
 
 
+@pytest.mark.parametrize("reason", list(Reason))
+@pytest.mark.parametrize("again", [None, True, False])
+def test_the_other_side_goes_by_the_word_of_whoever_failed_the_room(reason: Reason, again: bool | None) -> None:
+    mine = Failure(reason, "words", again=again)
+    theirs = Failure.heard(*mine.told)
+    assert theirs.retryable is mine.retryable is (reason.retryable if again is None else again)
+    assert (theirs.reason, theirs.detail, theirs.origin) == (reason.mirrored, "words", "peer")
+    assert Failure.heard(*theirs.told) == theirs, "it can be passed on"
+    assert theirs.again is None or theirs.again is not theirs.reason.retryable, "one value for what is the same"
+
+
 def test_the_peer_sees_my_abort_as_the_peers() -> None:
     assert Reason.ABORTED.mirrored is Reason.PEER_ABORTED
     assert all(reason.mirrored is reason for reason in Reason if reason is not Reason.ABORTED)
@@ -97,9 +108,9 @@ def test_commands_speak() -> None:
 
 
 def test_a_reason_of_a_later_version_is_a_malformed_frame_and_not_taken_for_another() -> None:
-    """Whether to try again follows from the reason alone: the frame has no place for it, and none is made up."""
-    frame = wire.encode(wire.Failed(3, Reason.SEND_ERROR, "x"), 1, 2, 0)[wire.PREFIX_LENGTH :]
-    assert wire.decode(frame).body == wire.Failed(3, Reason.SEND_ERROR, "x")
+    """None is made up for it, whatever the frame says of another attempt."""
+    frame = wire.encode(wire.Failed(3, Reason.SEND_ERROR, "x", True), 1, 2, 0)[wire.PREFIX_LENGTH :]
+    assert wire.decode(frame).body == wire.Failed(3, Reason.SEND_ERROR, "x", True)
     strange = frame.replace(b"send_error", b"lend_error")
     assert strange != frame
     with pytest.raises(WireError, match="lend_error"):

@@ -65,7 +65,7 @@ class Scene:
         return Failure(Reason.ABORTED)
 
     def aborted_there(self) -> Failure:
-        self.frame(wire.Abort(self.grant, Reason.PEER_ABORTED, "there"))
+        self.frame(wire.Abort(self.grant, Reason.PEER_ABORTED, "there", False))
         return Failure(Reason.PEER_ABORTED, origin="peer")
 
     def not_owed(self) -> Failure:
@@ -74,7 +74,7 @@ class Scene:
         return Failure(Reason.PROTOCOL, origin="peer")
 
     def failed_there(self) -> Failure:
-        self.frame(wire.Failed(self.grant, Reason.SEND_ERROR, "there"))
+        self.frame(wire.Failed(self.grant, Reason.SEND_ERROR, "there", True))
         return Failure(Reason.SEND_ERROR, origin="peer")
 
     def acknowledged(self) -> Failure:
@@ -183,7 +183,7 @@ def test_a_cause_that_is_no_exception_has_none_chained_though_one_came_later() -
     [
         Mutant(core.EngineCore, "turn", "busy = self._take_in()", "busy = False"),
         Mutant(decode_core.DecodeCore, "_frame", "self._acks.append((peer, number))",
-               "self._peer_failed(peer, number, Reason.PEER_FAILED, '')"),
+               "self._peer_failed(peer, number, Failure(Reason.PEER_FAILED, '', 'peer'))"),
         Mutant(prefill_core.PrefillCore, "_step", "record.add_context(failure)",
                "record.watcher.ended(room.phase, failure, [])"),
     ]

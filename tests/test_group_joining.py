@@ -156,7 +156,7 @@ def test_what_strangers_say_changes_nothing() -> None:
             wire.encode(body, 5, 0)[4:]
             for body in (
                 said.Join(2, 3, b""), said.Resume(2), said.Resume(0), said.Resume(9),
-                said.ReportFailed(7, 0, 1, Reason.ABORTED, ""), said.ReportDone(7, 0, 1),
+                said.ReportFailed(7, 0, 1, Reason.ABORTED, "", False), said.ReportDone(7, 0, 1),
                 said.OutcomeDone(7, 0, 1, 1), said.Leave(final=True, detail=""), said.Answer(0),
             )
         ),

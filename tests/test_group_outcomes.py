@@ -41,6 +41,17 @@ def test_the_first_failure_ends_the_room_everywhere_and_names_its_rank() -> None
     bench.serves()
 
 
+@pytest.mark.parametrize("whose", range(3))
+def test_every_rank_learns_whether_the_room_may_be_tried_again(whose: int) -> None:
+    """By the word of the rank that failed it, whether it leads or not."""
+    bench = Bench()
+    bench.enter()
+    bench.groups[whose].report(KEY, FAILED, Failure(Reason.ABORTED, "out of memory", again=True))
+    bench.settle()
+    assert bench.outcomes() == [FAILED] * 3
+    assert all(user.outcomes[KEY][1].retryable for user in bench.users)
+
+
 def test_a_rank_that_never_opens_the_room_is_named_by_the_deadline() -> None:
     bench = Bench()
     bench.enter(0, 1)

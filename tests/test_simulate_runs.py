@@ -190,7 +190,12 @@ PLANTED = {
     Mutant(Room, "memory_status", "if self.memory_free:", "if self._status.terminal:"): {"S3"},
     Mutant(DecodeCore, "_intact", "if digest == (self._digester.of(kind, place, items),):", "if digest:"): {"S1"},
     Mutant(Engine, "drain", "held = sum(", "held = 0 * sum("): {"S3"},
-    Mutant(DecodeCore, "_send_abort", "failure.reason.mirrored if", "failure.reason if"): {"C2"},
+    Mutant(
+        DecodeCore,
+        "_send_abort",
+        "*(failure or Failure(Reason.PEER_ABORTED)).told",
+        "(failure or Failure(Reason.PEER_ABORTED)).reason, *(failure or Failure(Reason.PEER_ABORTED)).told[1:]",
+    ): {"C2"},
     Mutant(Engine, "room_forgotten", "self._open_rooms.pop(room, None)", "pass"): {"L4", "C1", "S3"},
 }
 

@@ -28,7 +28,7 @@ frames = st.sampled_from(
         wire.Accept(7),
         wire.Ack(2**40),
         wire.Goodbye((1, 5)),
-        wire.Failed(9, Reason.MISMATCH, "words"),
+        wire.Failed(9, Reason.MISMATCH, "words", False),
     ]
 )
 

@@ -212,7 +212,7 @@ def test_the_first_of_a_rooms_frames_is_lost_and_the_next_is_not():
     inner = Wire()
     channel = FaultyChannel(inner)
     channel.mark((7, 0), "abort", Mark(copies=0))
-    abort = frame(wire.Abort(1, Reason.ABORTED, ""))
+    abort = frame(wire.Abort(1, Reason.ABORTED, "", False))
     for one in (frame(metadata()), abort, frame(wire.Ping(1)), abort):
         channel.send(5, one)
     assert inner.names() == ["Metadata", "Ping", "Abort"]

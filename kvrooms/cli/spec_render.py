@@ -147,7 +147,7 @@ def _reasons(rows: list[Data]) -> list[str]:
         "## Failure reasons",
         *unwrap(words.REASONS),
         _table(
-            ("reason", "retryable", "meaning"),
+            ("reason", "retryable by itself", "meaning"),
             ((f"`{row['value']}`", "yes" if row["retryable"] else "no", row["meaning"]) for row in rows),
         ),
     ]

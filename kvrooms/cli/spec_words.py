@@ -42,10 +42,11 @@ changed for an engine and for a room. The pauses of ABORT_RETRY double up to `ab
 """
 
 REASONS = """
-A closed set. *Retryable*: the same request may succeed as the next attempt. No message carries that: it follows from
-the reason, by this table, on either side. A reason is added with a version of the wire format only. Engines of
-different versions refuse each other at the handshake, so none learns a reason that it does not know; a frame with such
-a reason is malformed.
+A closed set. *Retryable*: the same request may succeed as the next attempt. Every message that says that a room has
+failed, was aborted or was refused carries a flag that says so. Whoever fails the room sets it by this table, or by
+its caller's word (`abort(again=True)`; a drain says so too), and the other side goes by the flag. A reason is added
+with a version of the wire format only. Engines of different versions refuse each other at the handshake, so none
+learns a reason that it does not know; a frame with such a reason is malformed.
 
 A room has one cause: the first. Of several that reach an engine in one round the one that wins is, in this order: a
 write that could not be posted, one that ended with an error, what the caller, a timer or the peer has said, and last

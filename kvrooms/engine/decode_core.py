@@ -17,7 +17,7 @@ from ..protocol.events import (
     Timer,
 )
 from ..protocol.events import RoomEvent as On
-from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.failure import Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.status import TERMINAL
 from ..statemachine.memory import Lease, step_lease
@@ -82,9 +82,9 @@ class DecodeCore(DecodeArrivals):
         record.unreleased = len(record.grants)
         self._step(record, Located(tuple(manifest for manifest, _ in wanted)))
 
-    def abort(self, record: DecodeRecord, detail: str, reason: Reason = Reason.ABORTED) -> None:
+    def abort(self, record: DecodeRecord, failure: Failure) -> None:
         """The caller, or the group, aborts the room. Idempotent."""
-        self._fail(record, On.ABORT, Failure(reason, detail))
+        self._fail(record, On.ABORT, failure)
 
     def close_room(self, record: DecodeRecord) -> None:
         """The caller is finished with the room. Idempotent."""
@@ -268,9 +268,7 @@ class DecodeCore(DecodeArrivals):
         peer, failure = grant.peer, grant.record.failure
         assert peer is not None
         if peer.link is not None:
-            reason = failure.reason.mirrored if failure else Reason.PEER_ABORTED
-            detail = failure.detail if failure else ""
-            self._send(peer.link, wire.Abort(grant.number, reason, detail[:DETAIL_MAX]))
+            self._send(peer.link, wire.Abort(grant.number, *(failure or Failure(Reason.PEER_ABORTED)).told))
 
     # -- input ---------------------------------------------------------------------------------------------------
 
@@ -283,10 +281,10 @@ class DecodeCore(DecodeArrivals):
                 grant = peer.grants.get(number)
                 if grant is not None:
                     self._step(grant.record, Accepted(grant.sender))
-            case wire.Failed(number, reason, detail):
-                self._peer_failed(peer, number, reason, detail)
-            case wire.Reject(number, reason, detail):
-                self._peer_failed(peer, number, reason, detail)
+            case wire.Failed(number, reason, detail, retryable):
+                self._peer_failed(peer, number, Failure.heard(reason, detail, retryable))
+            case wire.Reject(number, reason, detail, retryable):
+                self._peer_failed(peer, number, Failure.heard(reason, detail, retryable))
                 self._acked(peer, number)
             case wire.HoldLost():
                 self._hold_lost(body, link)
@@ -299,16 +297,16 @@ class DecodeCore(DecodeArrivals):
         """Take in acknowledgements, after all that may say better why the room of one that is open has failed."""
         acks, self._acks = self._acks, []
         for peer, number in acks:
-            self._peer_failed(peer, number, Reason.PEER_FAILED, "it will not write any more")
+            self._peer_failed(peer, number, Failure(Reason.PEER_FAILED, "it will not write any more", "peer"))
             self._acked(peer, number)
         if acks:
             self.channel.flush()
         return bool(acks)
 
-    def _peer_failed(self, peer: Peer, number: int, reason: Reason, detail: str) -> None:
+    def _peer_failed(self, peer: Peer, number: int, failure: Failure) -> None:
         grant = peer.grants.get(number)
         if grant is not None and grant.record.room.phase not in TERMINAL:
-            self._fail(grant.record, On.PEER_FAILED, Failure(reason, detail, "peer"))
+            self._fail(grant.record, On.PEER_FAILED, failure)
 
     def _acked(self, peer: Peer, number: int) -> None:
         grant = peer.grants.get(number)

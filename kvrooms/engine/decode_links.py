@@ -5,14 +5,14 @@ from __future__ import annotations
 from ..protocol import wire
 from ..protocol.events import LeaseEvent
 from ..protocol.events import RoomEvent as On
-from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.failure import Failure, Reason
 from ..protocol.layout import differences
 from ..protocol.registration import Resolved
 from ..protocol.staging import Slots
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import Link, Ports
 from .decode_sources import DecodeSources
-from .decode_state import REDIAL_FIRST_S, DecodeLink, DecodeRecord, Grant, Peer
+from .decode_state import REDIAL_FIRST_S, DecodeLink, DecodeRecord, Grant, Peer, joined
 from .timers import Alarm
 
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
@@ -141,8 +141,8 @@ class DecodeLinks(DecodeSources):
                     self._refuse(link, unequal)
                     return
                 self._welcomed(link, source, engine, agent)
-            case wire.Refuse(words):
-                self._refuse(link, words)
+            case wire.Refuse(words, reason, retryable):
+                self._refused(link, Failure.heard(reason, joined(words), retryable))
             case _:
                 self._unexpected(link, body)
                 self._drop(link, "no handshake")
@@ -171,17 +171,16 @@ class DecodeLinks(DecodeSources):
         """A link is up."""
 
     def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
-        """The two engines cannot work together: the rooms that wait for this link learn why."""
         assert isinstance(link, DecodeLink)
+        self._refused(link, Failure(Reason.HANDSHAKE_REFUSED, joined(words)))
+
+    def _refused(self, link: DecodeLink, failure: Failure) -> None:
+        """The two engines cannot work together: the rooms that wait for this link learn why."""
         self._drop(link, "refused")
         for grant in list(link.held):
-            self._fail(grant.record, On.PEER_LOST, self._refusal(words))
+            self._fail(grant.record, On.PEER_LOST, failure)
         for source in link.sources:
-            self._give_up(source, words)
-
-    @staticmethod
-    def _refusal(words: tuple[str, ...]) -> Failure:
-        return Failure(Reason.HANDSHAKE_REFUSED, "; ".join(words)[:DETAIL_MAX])
+            self._give_up(source, failure)
 
     def _lost(self, link: Link, event: Closed) -> None:
         assert isinstance(link, DecodeLink)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..protocol.events import RoomEvent as On
-from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.failure import Failure, Reason
 from ..protocol.layout import Instance, Layout, Rank, differences
 from ..protocol.registration import Registration
 from ..protocol.shares import CannotPair, Share, covers_of, pair_up
 from .core import EngineCore, Ports
-from .decode_state import DecodeLink, DecodeRecord, Route, Source, Target
+from .decode_state import DecodeLink, DecodeRecord, Route, Source, Target, joined
 
 _DIGESTS = "digests are taken of whole items: both layouts must be equal, without padding, and each rank alone"
 
@@ -94,7 +94,7 @@ class DecodeSources(EngineCore):
         try:
             routes = self._routes(source, [source.known[other] for other in source.ranks])
         except CannotPair as error:
-            self._give_up(source, error.words)
+            self._give_up(source, Failure(Reason.HANDSHAKE_REFUSED, joined(error.words)))
             return
         self._changed(source, routes)
         source.routes = source.placed = routes
@@ -178,22 +178,18 @@ class DecodeSources(EngineCore):
     def _route(target: Target, share: Share, sender: Rank) -> Route:
         return Route(target, share, covers_of(share, sender), sender.layout.page_size)
 
-    def _give_up(self, source: Source, words: tuple[str, ...]) -> None:
+    def _give_up(self, source: Source, failure: Failure) -> None:
         """This rank cannot work with an instance: the rooms that wait for it learn why."""
         source.routes = None
         for record in list(source.waiting):
-            self._fail(record, On.PEER_LOST, self._refusal(words))
+            self._fail(record, On.PEER_LOST, failure)
         for target in [source.target._replace(rank=rank) for rank in source.known]:
-            self._fail_held(source, target, self._refusal(words))
+            self._fail_held(source, target, failure)
             link = self._by_target.get(target)
             if link is not None and link.found is not None and not (link.held or link.holds):
                 link.found = None
                 self._let_go_of(link)
         source.known = {rank: one for rank, one in source.known.items() if self._in_hand(source, rank)}
-
-    @staticmethod
-    def _refusal(words: tuple[str, ...]) -> Failure:
-        return Failure(Reason.HANDSHAKE_REFUSED, "; ".join(words)[:DETAIL_MAX])
 
     def _expected(self, link: DecodeLink) -> Layout:
         """The layout that the engine behind a link must have."""

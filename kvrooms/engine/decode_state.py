@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..protocol.events import Timer
+from ..protocol.failure import DETAIL_MAX
 from ..protocol.identity import RoomKey
 from ..protocol.intervals import Intervals, below, size
 from ..protocol.layout import Layout
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from .holds import Hold
 
 REDIAL_FIRST_S = 0.02
+
+
+def joined(words: Sequence[str]) -> str:
+    """The differences between two engines, as the detail of a failure."""
+    return "; ".join(words)[:DETAIL_MAX]
 
 
 class Target(NamedTuple):

@@ -213,8 +213,9 @@ class HubCore(GroupCore):
         match body:
             case group.ReportDone(room, attempt, number):
                 return self.leader.report(rank, RoomKey(room, attempt), number, None)
-            case group.ReportFailed(room, attempt, number, reason, detail):
-                return self.leader.report(rank, RoomKey(room, attempt), number, Failure(reason, detail))
+            case group.ReportFailed(room, attempt, number, reason, detail, retryable):
+                failure = Failure.heard(reason, detail, retryable, "local")
+                return self.leader.report(rank, RoomKey(room, attempt), number, failure)
             case group.Acknowledge(room, attempt, serial):
                 self.leader.acknowledge(rank, RoomKey(room, attempt), serial)
         return True

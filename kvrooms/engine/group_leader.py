@@ -102,7 +102,7 @@ class Leader:
             self._step(room, Lost(cause))
         for other in range(self.size):
             if other not in self.absent:
-                self._port.tell(other, RankLost(rank, failure.reason, failure.detail[:DETAIL_MAX]))
+                self._port.tell(other, RankLost(rank, failure.reason, failure.detail[:DETAIL_MAX], failure.retryable))
 
     def back(self, rank: int) -> None:
         """A rank has a new connection: it is told all that it may not have heard, in the order in which it happened."""
@@ -215,4 +215,5 @@ class Leader:
             value.cause.rank,
             failure.reason,
             failure.detail[:DETAIL_MAX],
+            failure.retryable,
         )

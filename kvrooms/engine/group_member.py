@@ -119,10 +119,11 @@ class Member:
         match body:
             case OutcomeDone(room, attempt, serial, number):
                 self.told(RoomKey(room, attempt), serial, number, None)
-            case OutcomeFailed(room, attempt, serial, number, rank, reason, detail):
-                self.told(RoomKey(room, attempt), serial, number, Cause(rank, Failure(reason, detail)))
-            case RankLost(rank, reason, detail):
-                self.rank_lost(rank, Failure(reason, detail))
+            case OutcomeFailed(room, attempt, serial, number, rank, reason, detail, retryable):
+                failure = Failure.heard(reason, detail, retryable, "local")
+                self.told(RoomKey(room, attempt), serial, number, Cause(rank, failure))
+            case RankLost(rank, reason, detail, retryable):
+                self.rank_lost(rank, Failure.heard(reason, detail, retryable, "local"))
             case RankBack(rank):
                 self.rank_back(rank)
             case Welcome(dropped, lost):
@@ -245,5 +246,12 @@ class Member:
         else:
             failure = room.failure
             self._port.say(
-                ReportFailed(key.room, key.attempt, room.number, failure.reason, failure.detail[:DETAIL_MAX])
+                ReportFailed(
+                    key.room,
+                    key.attempt,
+                    room.number,
+                    failure.reason,
+                    failure.detail[:DETAIL_MAX],
+                    failure.retryable,
+                )
             )

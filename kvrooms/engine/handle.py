@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
-from ..protocol.failure import Failure
+from ..protocol.failure import Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.status import TERMINAL, Phase, Status, status_of
 from .account import Met
@@ -31,7 +31,7 @@ class Desk(Protocol):
     pid: int
     group: Any
 
-    def abort_room(self, room: Any, detail: str) -> None:
+    def abort_room(self, room: Any, failure: Failure) -> None:
         """Abort on the engine's thread."""
 
     def close_room(self, room: Any) -> None:
@@ -262,15 +262,15 @@ class Room:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def abort(self, detail: str = "aborted by the caller", *, timeout: float = 0.0) -> MemoryStatus:
+    def abort(self, detail: str = "aborted by its caller", *, timeout: float = 0, again: bool = False) -> MemoryStatus:
         """End the room as FAILED, tell the other side, and say what may be done with the memory, and why.
 
-        timeout: seconds to wait for the memory; with 0 nothing blocks, and `memory_status` tells later. Idempotent;
-        nothing happens to a room that has ended.
+        timeout: seconds to wait for the memory; 0 does not block, and `memory_status` tells later. again: tell both
+        sides that the request may be tried again (`Failure.retryable`). Idempotent; a room that has ended stays so.
         """
         self._check_process()
         if not self._status.terminal:
-            self._desk.abort_room(self, detail)
+            self._desk.abort_room(self, Failure(Reason.ABORTED, detail, again=again or None))
         if timeout > 0:
             self.wait_memory_free(timeout)
         return self.memory_status

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..protocol import wire
 from ..protocol.failure import Failure
 from ..protocol.identity import RoomKey
-from .core import Link, Ports
+from .core import Ports
 from .decode_links import DecodeLinks
 from .decode_state import DecodeLink, Target
 from .timers import Alarm
@@ -76,16 +76,15 @@ class DecodeHolds(DecodeLinks):
     def _hold_lost(self, body: wire.HoldLost, link: DecodeLink) -> None:
         hold = self._holds.get(RoomKey(body.room, body.attempt))
         if hold is not None and hold in link.holds:
-            hold.end(Failure(body.reason, body.detail, "peer"))
+            hold.end(Failure.heard(body.reason, body.detail, body.retryable))
             self.release(hold)
 
     def _linked(self, link: DecodeLink) -> None:
         for hold in list(link.holds):
             self._renew(hold)
 
-    def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
-        super()._refuse(link, words)
-        assert isinstance(link, DecodeLink)
+    def _refused(self, link: DecodeLink, failure: Failure) -> None:
+        super()._refused(link, failure)
         for hold in list(link.holds):
-            hold.end(self._refusal(words))
+            hold.end(failure)
             self.release(hold)

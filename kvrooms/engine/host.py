@@ -187,7 +187,7 @@ class Engine:
                 room.wait_outcome(max(0.0, end - time.monotonic()))
             except TimeoutError:
                 late.append(repr(room))
-                room.abort("the engine was drained")
+                room.abort("the engine was drained", again=True)
         for room in rooms:
             room.wait(CLOSE_TIMEOUT_S)
         end = max(end, time.monotonic() + _ACKNOWLEDGE_S)
@@ -218,11 +218,11 @@ class Engine:
 
     # -- for rooms (Desk) ----------------------------------------------------------------------------------------
 
-    def abort_room(self, room: Room, detail: str) -> None:
+    def abort_room(self, room: Room, failure: Failure) -> None:
         """See `Room.abort`."""
         record = room.record
         if record is not None:
-            self._submit(self._core.abort, record, detail)  # type: ignore[attr-defined]
+            self._submit(self._core.abort, record, failure)  # type: ignore[attr-defined]
 
     def close_room(self, room: Room) -> None:
         """See `Room.close`."""
@@ -309,7 +309,8 @@ class Engine:
             room = self._undecided.get(key)
         record = None if room is None else room.record
         if room is not None and record is not None and not room.poll().terminal:
-            self._submit(self._core.abort, record, failure.detail, failure.reason)  # type: ignore[attr-defined]
+            here = Failure(failure.reason, failure.detail, again=failure.again)
+            self._submit(self._core.abort, record, here)  # type: ignore[attr-defined]
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -71,9 +71,9 @@ class PrefillCore(PrefillGrants):
                 writer.outbox.put(send)
                 self._make_ready(writer)
 
-    def abort(self, record: PrefillRecord, detail: str, reason: Reason = Reason.ABORTED) -> None:
+    def abort(self, record: PrefillRecord, failure: Failure) -> None:
         """The caller, or the group, aborts the room. Idempotent."""
-        self._fail(record, On.ABORT, Failure(reason, detail))
+        self._fail(record, On.ABORT, failure)
 
     def close_room(self, record: PrefillRecord) -> None:
         """The caller is finished with the room. Idempotent."""
@@ -181,7 +181,7 @@ class PrefillCore(PrefillGrants):
     def _tell_failed(self, record: PrefillRecord) -> None:
         failure = record.failure or Failure(Reason.REFUSED, f"{record.key} is already {record.room.phase.value}")
         for writer in record.writers:
-            self._tell(writer, wire.Failed(writer.number, failure.reason.mirrored, failure.detail))
+            self._tell(writer, wire.Failed(writer.number, *failure.told))
 
     def _tell(self, writer: Writer, body: wire.Body) -> None:
         if writer.peer.link is not None:

@@ -6,7 +6,7 @@ from ..protocol import wire
 from ..protocol.errors import WireError
 from ..protocol.events import Bound, DrainEvent, Held, Queued
 from ..protocol.events import RoomEvent as On
-from ..protocol.failure import DETAIL_MAX, Failure, Reason
+from ..protocol.failure import Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.manifest import Declaration
 from ..protocol.plan import DescriptorTable
@@ -121,7 +121,7 @@ class PrefillGrants(PrefillPosting):
     def _reject(self, peer: PrefillPeer, number: int, reason: Reason, detail: str) -> None:
         """Refuse a grant. Decode takes this for an acknowledgement too, so nothing is said of a grant in doubt."""
         if peer.link is not None and number not in peer.doubtful:
-            self._send(peer.link, wire.Reject(number, reason, detail[:DETAIL_MAX]))
+            self._send(peer.link, wire.Reject(number, *Failure(reason, detail).told))
 
     def _over(self, peer: PrefillPeer, number: int) -> None:
         peer.book.end(number)
@@ -140,7 +140,7 @@ class PrefillGrants(PrefillPosting):
             return
         self._step(record, Held())
         if record.failure is not None and peer.link is not None:
-            self._send(peer.link, wire.HoldLost(*key, record.failure.reason.mirrored, record.failure.detail))
+            self._send(peer.link, wire.HoldLost(key.room, key.attempt, *record.failure.told))
 
     def _aborted(self, peer: PrefillPeer, body: wire.Abort) -> None:
         writer = peer.drains.get(body.grant)
@@ -149,7 +149,8 @@ class PrefillGrants(PrefillPosting):
             self._acknowledge(peer, body.grant)
             return
         if writer.record is not None:
-            self._fail(writer.record, On.PEER_FAILED, Failure(body.reason, body.detail, "peer"))
+            failure = Failure.heard(body.reason, body.detail, body.retryable)
+            self._fail(writer.record, On.PEER_FAILED, failure)
         self._unpark(writer)
         self._drain(writer, DrainEvent.VOIDED)
 

@@ -65,7 +65,7 @@ class PrefillLinks(EngineCore):
     def _admit(self, link: Link, source: int, hello: wire.Hello) -> PrefillPeer | None:
         """The peer of a HELLO that fits; None after refusing it in words. Raises WireError, TransportError."""
         if self.closing:
-            self._refuse(link, ("the engine is being closed",))
+            self._refuse(link, ("the engine is being closed",), Reason.SHUTDOWN)
             return None
         if hello.share is None:
             unequal = differences(self.layout, hello.layout)
@@ -120,8 +120,8 @@ class PrefillLinks(EngineCore):
                 return pairs
         return PairTable(ours, theirs, share)
 
-    def _refuse(self, link: Link, words: tuple[str, ...]) -> None:
-        self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64])))
+    def _refuse(self, link: Link, words: tuple[str, ...], reason: Reason = Reason.HANDSHAKE_REFUSED) -> None:
+        self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64]), reason, reason.retryable))
         self._drop(link, "refused")
 
     def _lost(self, link: Link, event: Closed) -> None:

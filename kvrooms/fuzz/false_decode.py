@@ -146,16 +146,16 @@ def _says(rng: random.Random, grant: int) -> wire.Body:
     number = rng.choice((1, max(1, grant), grant + 1, _U64, rng.getrandbits(64) | 1))
     reason, detail = rng.choice(tuple(Reason)), rng.choice(("", "no", "x" * 1024))
     choices: tuple[wire.Body, ...] = (
-        wire.Abort(number, reason, detail),
-        wire.Abort(number, reason, detail),
+        wire.Abort(number, reason, detail, reason.retryable),
+        wire.Abort(number, reason, detail, reason.retryable),
         wire.Accept(number),
-        wire.Reject(number, reason, detail),
-        wire.Failed(number, reason, detail),
+        wire.Reject(number, reason, detail, reason.retryable),
+        wire.Failed(number, reason, detail, reason.retryable),
         wire.Ack(number),
         wire.Ping(rng.getrandbits(64)),
         wire.Pong(rng.getrandbits(64)),
-        wire.HoldLost(number % 2**63, 0, reason, detail),
-        wire.Refuse(("no",)),
+        wire.HoldLost(number % 2**63, 0, reason, detail, reason.retryable),
+        wire.Refuse(("no",), Reason.HANDSHAKE_REFUSED, retryable=False),
     )
     return choices[rng.randrange(len(choices))]
 

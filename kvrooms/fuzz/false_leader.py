@@ -132,9 +132,9 @@ class FalseLeader:
         reason, detail = rng.choice(tuple(Reason)), rng.choice(("", "no", "x" * 1024))
         bodies: tuple[wire.Body, ...] = (
             group.OutcomeDone(room, attempt, serial, max(1, number)),
-            group.OutcomeFailed(room, attempt, serial, number, rng.randrange(3), reason, detail),
-            group.OutcomeFailed(room, attempt, serial, 0, 0, reason, detail),
-            group.RankLost(rng.randrange(3), reason, detail),
+            group.OutcomeFailed(room, attempt, serial, number, rng.randrange(3), reason, detail, rng.random() < 0.5),
+            group.OutcomeFailed(room, attempt, serial, 0, 0, reason, detail, reason.retryable),
+            group.RankLost(rng.randrange(3), reason, detail, rng.random() < 0.5),
             group.RankBack(rng.randrange(3)),
             group.Welcome(rng.randrange(5), (0,) if rng.random() < 0.5 else ()),
             group.Ready(9),

@@ -149,7 +149,14 @@ class FalsePrefill:
             if self._say(one, self._welcome(self._honest, decode)):
                 self._converse(one, rng, decode, self._honest)
         else:
-            self._say(one, wire.encode(wire.Refuse(("x" * 1024,) * rng.choice((1, 64))), self._incarnation, decode))
+            self._say(
+                one,
+                wire.encode(
+                    wire.Refuse(("x" * 1024,) * rng.choice((1, 64)), Reason.HANDSHAKE_REFUSED, retryable=False),
+                    self._incarnation,
+                    decode,
+                ),
+            )
 
     def _welcome(self, incarnation: int, decode: int) -> bytes:
         return wire.encode(wire.Welcome(NAME, agent_name(incarnation), self._layout), incarnation, decode)
@@ -184,14 +191,14 @@ class FalsePrefill:
         choices: tuple[wire.Body, ...] = (
             wire.Accept(number),
             wire.Accept(number),
-            wire.Failed(number, reason, "x"),
-            wire.Reject(number + 1 & 2**64 - 1 or 1, reason, "x"),
+            wire.Failed(number, reason, "x", reason.retryable),
+            wire.Reject(number + 1 & 2**64 - 1 or 1, reason, "x", reason.retryable),
             wire.Ack(number),
             wire.Ping(rng.getrandbits(64)),
             wire.Pong(rng.getrandbits(64)),
-            wire.HoldLost(number % 2**63, 0, reason, "x"),
+            wire.HoldLost(number % 2**63, 0, reason, "x", reason.retryable),
             wire.Goodbye((number,)),
-            wire.Refuse(("no",)),
+            wire.Refuse(("no",), Reason.HANDSHAKE_REFUSED, retryable=False),
             wire.Welcome("again", agent_name(source), self._layout),
             wire.Metadata(1, 0, number, 1, Manifest(0, (), (), ()), b"", -1, ()),
         )

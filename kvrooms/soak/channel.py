@@ -152,14 +152,21 @@ def hostile(draw: random.Random, side: str) -> Callable[[bytes], Sequence[bytes]
         strange[draw.choice((0, 1, 2))] = draw.randint(100, 255)  # version, kind, reserved
         stranger = bytearray(header)
         stranger[4:12] = draw.randbytes(8)  # the sender's incarnation
-        wrong: wire.Body = wire.Ack(2**60) if side == "decode" else wire.Abort(2**60, Reason.ABORTED, "")
+        wrong: wire.Body = (
+            wire.Ack(2**60) if side == "decode" else wire.Abort(2**60, Reason.ABORTED, "", retryable=False)
+        )
         every = [
             _framed(bytes(header) + b"\xc1" + draw.randbytes(draw.randint(1, 64))),  # no MessagePack begins like this
             _framed(bytes(header) + body[: draw.randint(1, len(body) - 1)] if len(body) > 1 else bytes(header) + b"\0"),
             _framed(bytes(strange) + body),
             _framed(bytes(stranger) + body),
             wire.encode(wrong, received.source, received.target, received.floor),
-            wire.encode(wire.Refuse(("go away",)), received.source, received.target, received.floor),
+            wire.encode(
+                wire.Refuse(("go away",), Reason.HANDSHAKE_REFUSED, retryable=False),
+                received.source,
+                received.target,
+                received.floor,
+            ),
         ]
         return draw.sample(every, draw.randint(1, len(every)))
 

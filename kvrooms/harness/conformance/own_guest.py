@@ -63,9 +63,9 @@ class Guest:
         for source in (self.incarnation, *([victim] if victim else [])):
             for number in range(1, _GUESSES + 1):
                 bodies = (
-                    wire.Abort(number, Reason.ABORTED, "says somebody else"),
+                    wire.Abort(number, Reason.ABORTED, "says somebody else", retryable=False),
                     wire.Ack(number),
-                    wire.Failed(number, Reason.ABORTED, "says somebody else"),
+                    wire.Failed(number, Reason.ABORTED, "says somebody else", retryable=False),
                 )
                 found += [wire.encode(body, source, self.prefill) for body in bodies]
         return found

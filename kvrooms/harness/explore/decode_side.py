@@ -25,7 +25,7 @@ from ...protocol.events import (
     Timer,
 )
 from ...protocol.events import RoomEvent as On
-from ...protocol.failure import Reason
+from ...protocol.failure import Failure, Reason
 from ...protocol.status import TERMINAL, Phase
 from ...statemachine import ledger, memory, rooms
 from ...statemachine.table import Kind
@@ -311,8 +311,8 @@ class DecodeTurn:
             match do:
                 case Do.SEND_ABORT:
                     if self._links[lane].up and self._links[lane].peer == grant.peer:
-                        reason = (self._cause(use) or Reason.ABORTED).mirrored
-                        self._push(lane, Sent(wire.Abort(grant.number, reason, ""), self._floor(lane)))
+                        why = Failure(self._cause(use) or Reason.ABORTED)
+                        self._push(lane, Sent(wire.Abort(grant.number, *why.told), self._floor(lane)))
                 case Do.ARM:
                     self._grant_is(use, lane, grant._replace(retry=True))
                 case Do.DISARM:

@@ -91,7 +91,7 @@ class PrefillRooms:
                     self._accept(at)
                 case Do.SEND_FAILED:
                     reason = (record.last.first or Reason.REFUSED).mirrored
-                    self._tell(at, lambda number, reason=reason: wire.Failed(number, reason, ""))
+                    self._tell(at, lambda number, reason=reason: wire.Failed(number, reason, "", reason.retryable))
                 case Do.DRAIN_FINISHED:
                     self._each_drain(at, DrainEvent.FINISHED)
                 case Do.DRAIN_VOIDED:

@@ -249,7 +249,7 @@ class PrefillTurn(PrefillRooms):
 
     def _reject(self, number: int, reason: Reason) -> None:
         if number not in self._side.doubtful:
-            self._push(Sent(wire.Reject(number, reason, "")))
+            self._push(Sent(wire.Reject(number, reason, "", reason.retryable)))
 
     def _hold(self, key: RoomKey) -> None:
         for at, record in enumerate(self._records):
@@ -257,7 +257,7 @@ class PrefillTurn(PrefillRooms):
                 self._step(at, Held())
                 cause = self._record(at).last.first
                 if cause is not None:
-                    self._push(Sent(wire.HoldLost(*key, cause.mirrored, "")))
+                    self._push(Sent(wire.HoldLost(*key, cause.mirrored, "", cause.retryable)))
 
     def _aborted(self, number: int, reason: Reason) -> None:
         found = [writer for writer in self._writers if writer.number == number]

@@ -40,7 +40,7 @@ WAITING = (
     Mutant(
         "hold-refused-in-silence",
         "a refused handshake fails the rooms that wait for it; a hold is no room",
-        Text("engine.holds:DecodeHolds._refuse", "for hold in list(link.holds):", "for hold in ():"),
+        Text("engine.holds:DecodeHolds._refused", "for hold in list(link.holds):", "for hold in ():"),
         ("L3",),
         only=True,
     ),
@@ -162,7 +162,7 @@ WAITING = (
     Mutant(
         "drain-leaves-rooms-open",
         "a drain waits for its rooms; those that are late are reported",
-        Text("engine.host:Engine.drain", 'room.abort("the engine was drained")', "pass"),
+        Text("engine.host:Engine.drain", 'room.abort("the engine was drained", again=True)', "pass"),
         ("L1",),
         only=True,
     ),
@@ -293,14 +293,46 @@ TOLD = (
     Mutant(
         "abort-told-as-ones-own",
         "decode passes its caller's abort on as it is",
-        Text("engine.decode_core:DecodeCore._send_abort", "failure.reason.mirrored if", "failure.reason if"),
+        Text(
+            "engine.decode_core:DecodeCore._send_abort",
+            "*(failure or Failure(Reason.PEER_ABORTED)).told",
+            "failure.reason if failure else Reason.PEER_ABORTED, *(failure or Failure(Reason.PEER_ABORTED)).told[1:]",
+        ),
+        ("C2",),
+        only=True,
+    ),
+    Mutant(
+        "abort-for-now-is-for-good",
+        "prefill's caller aborts and says that the request may come again; decode goes by the reason alone",
+        Text(
+            "engine.decode_core:DecodeCore._frame",
+            "case wire.Failed(number, reason, detail, retryable):\n"
+            "            self._peer_failed(peer, number, Failure.heard(reason, detail, retryable))",
+            "case wire.Failed(number, reason, detail, _):\n"
+            "            self._peer_failed(peer, number, Failure(reason, detail, 'peer'))",
+        ),
+        ("C2",),
+        only=True,
+    ),
+    Mutant(
+        "abort-for-now-is-passed-on-for-good",
+        "the other way: prefill takes decode's abort by its reason alone",
+        Text(
+            "engine.prefill_grants:PrefillGrants._aborted",
+            "Failure.heard(body.reason, body.detail, body.retryable)",
+            "Failure(body.reason, body.detail, 'peer')",
+        ),
         ("C2",),
         only=True,
     ),
     Mutant(
         "hold-lost-told-as-ones-own",
         "what has ended a room that decode holds is passed on as it is",
-        Text("engine.prefill_grants:PrefillGrants._hold", "record.failure.reason.mirrored", "record.failure.reason"),
+        Text(
+            "engine.prefill_grants:PrefillGrants._hold",
+            "*record.failure.told",
+            "record.failure.reason, *record.failure.told[1:]",
+        ),
         ("C2", "L3"),
     ),
 )

@@ -172,10 +172,10 @@ ENGINE = (
         "handshake-refused-in-silence",
         "rooms that wait for a refused handshake are left to their deadline",
         Text(
-            "engine.decode_links:DecodeLinks._refuse",
-            "for grant in list(link.held):\n        self._fail(grant.record, On.PEER_LOST, self._refusal(words))\n"
-            "    for source in link.sources:\n        self._give_up(source, words)",
-            "_ = words",
+            "engine.decode_links:DecodeLinks._refused",
+            "for grant in list(link.held):\n        self._fail(grant.record, On.PEER_LOST, failure)\n"
+            "    for source in link.sources:\n        self._give_up(source, failure)",
+            "_ = failure",
         ),
         ("L3",),
         only=True,
@@ -327,7 +327,7 @@ ENGINE = (
     Mutant(
         "cause-told-as-ones-own",
         "an abort is passed on as it is: to the other side it looks like its own",
-        Text("engine.prefill_core:PrefillCore._tell_failed", "failure.reason.mirrored", "failure.reason"),
+        Text("engine.prefill_core:PrefillCore._tell_failed", "*failure.told", "failure.reason, *failure.told[1:]"),
         ("C2",),
         only=True,
     ),

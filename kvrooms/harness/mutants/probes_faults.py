@@ -90,7 +90,7 @@ def a_handshake_that_prefill_refuses_ends_what_waits_for_it(play: Play) -> None:
     if not hand.heard(wire.Hello):
         raise Aside
     stage.fault("refuses the handshake", hand.name)
-    hand.say(wire.Refuse(("not with you",)))
+    hand.say(wire.Refuse(("not with you",), Reason.HANDSHAKE_REFUSED, retryable=False))
     stage.finish(receiver)
     stage.fails(receiver, Reason.HANDSHAKE_REFUSED)
 

@@ -190,8 +190,8 @@ def whoever_s_link_a_room_waits_at_it_is_not_advertised_after_its_end(play: Play
 def who_welcomes_in_anothers_name_is_not_believed(play: Play) -> None:
     """An engine at another address gives itself out for one that decode is connected to, and speaks of its rooms."""
     lies = (
-        wire.Failed(1, Reason.PEER_FAILED, "a lie"),
-        wire.Reject(1, Reason.REFUSED, "a lie"),
+        wire.Failed(1, Reason.PEER_FAILED, "a lie", retryable=True),
+        wire.Reject(1, Reason.REFUSED, "a lie", retryable=True),
         wire.Ack(1),
         wire.Goodbye(),
     )

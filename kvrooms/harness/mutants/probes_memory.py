@@ -184,7 +184,7 @@ def nothing_is_written_after_an_acknowledgement(play: Play) -> None:
         stage = play.scene()
         hand = HandDecode(stage)
         for what in order:
-            hand.say(hand.metadata() if what == "metadata" else wire.Abort(1, Reason.PEER_ABORTED, ""))
+            hand.say(hand.metadata() if what == "metadata" else wire.Abort(1, Reason.PEER_ABORTED, "", retryable=False))
         acknowledged = wire.Ack(1) in hand.heard(wire.Ack)
         hand.pool.fill("kv", [8, 2, 5], UNTOUCHED)
         sender = stage.offer()

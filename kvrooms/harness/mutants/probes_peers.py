@@ -42,7 +42,7 @@ def a_grant_that_is_over_stays_over(play: Play) -> None:
     _not_bound(_offered(stage), hand, "a METADATA below the floor")
     stage = play.scene()
     hand = HandDecode(stage)
-    hand.say(wire.Abort(1, Reason.PEER_ABORTED, ""), hand.metadata(1))
+    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "", retryable=False), hand.metadata(1))
     _not_bound(_offered(stage), hand, "a METADATA whose ABORT has overtaken it")
     for how in ("done", "aborted"):
         stage = play.scene()
@@ -91,14 +91,14 @@ def frames_of_another_incarnation_reach_nobody(play: Play) -> None:
         hand = HandDecode(stage)
         sender = stage.offer()
         hand.say(hand.metadata(1))
-        hand.say(wire.Abort(1, Reason.PEER_ABORTED, "from another life"), **wrong)
+        hand.say(wire.Abort(1, Reason.PEER_ABORTED, "from another life", retryable=False), **wrong)
         if sender.poll().terminal:
             raise Broken("a frame of another incarnation has ended a room", **wrong)
         stage = play.scene()
         other = HandPrefill(stage)
         receiver = stage.receive(instance=other.name)
         other.welcome()
-        other.say(wire.Failed(other.grant().grant, Reason.PEER_FAILED, "from another life"), **wrong)
+        other.say(wire.Failed(other.grant().grant, Reason.PEER_FAILED, "from another life", retryable=True), **wrong)
         if receiver.poll().terminal:
             raise Broken("a frame of another incarnation has ended a room", **wrong)
 
@@ -169,7 +169,7 @@ def a_stranger_cannot_end_or_take_a_room(play: Play) -> None:
     hand.say(hand.metadata(9))
     if sender.poll().terminal or receiver.poll().terminal:
         raise Broken(f"a stranger's METADATA has ended a room that is another's: {sender.failure}")
-    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "a stranger's"))
+    hand.say(wire.Abort(1, Reason.PEER_ABORTED, "a stranger's", retryable=False))
     if sender.poll().terminal or receiver.poll().terminal:
         raise Broken(f"a stranger's ABORT has ended a room that is another's: {sender.failure}")
 

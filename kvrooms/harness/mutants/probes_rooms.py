@@ -229,5 +229,5 @@ def a_refusal_ends_a_lease(play: Play) -> None:
     hand = HandPrefill(stage)
     receiver = stage.receive(instance=hand.name)
     hand.welcome()
-    hand.say(wire.Reject(hand.grant().grant, Reason.REFUSED, "no"))
+    hand.say(wire.Reject(hand.grant().grant, Reason.REFUSED, "no", retryable=True))
     _free(stage, receiver, "a refused grant's lease does not end")

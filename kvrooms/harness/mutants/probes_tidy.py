@@ -80,7 +80,7 @@ def nothing_is_left_of_what_a_peer_asked_in_vain(play: Play) -> None:
     for grant in range(1, 9):
         hand.say(hand.metadata(grant, room=grant))
     for grant in range(1, 5):
-        hand.say(wire.Abort(grant, Reason.PEER_ABORTED, ""))
+        hand.say(wire.Abort(grant, Reason.PEER_ABORTED, "", retryable=False))
     end = stage.world.now + 4
     stage.run(lambda: stage.world.now >= end, timers=True)
     hand.say(wire.Ping(1), wire.Pong(1), wire.Pong(2), wire.Pong(3), wire.Pong(4))

@@ -218,10 +218,11 @@ def _failed(stage: Stage, how: str) -> list[Room]:
             hand = HandDecode(stage)
             hand.say(hand.metadata(1))
             return [stage.receive()]
-        case "abort":
+        case "abort" | "abort for now" | "abort for now on decode":
             receiver, sender = stage.receive(), stage.offer()
             stage.settle()
-            stage.abort(sender)
+            (receiver if how.endswith("decode") else sender).abort("as it is told", again="for now" in how)
+            stage.settle()
             return [receiver, sender]
         case "lost":
             receiver, sender = stage.receive(), stage.offer()
@@ -235,8 +236,9 @@ def _failed(stage: Stage, how: str) -> list[Room]:
 
 @probe("C2", seeds=1)
 def a_failure_says_whether_to_try_again(play: Play) -> None:
-    """A mismatch and an abort would come again; a refusal, a lost peer and a damaged byte need not."""
+    """A mismatch and an abort would come again, if it is not said otherwise; a refusal and other trouble need not."""
     again = {"mismatch": False, "abort": False, "refused": True, "lost": True, "damaged": True}
+    again |= {"abort for now": True, "abort for now on decode": True}
     for how, retryable in again.items():
         settings = EngineSettings(digest=int(how == "damaged"), parked_per_peer=1, parked_total=1)
         stage = play.scene(settings=settings)

@@ -74,7 +74,7 @@ def nobody_else_ends_a_hold(play: Play) -> None:
     held = stage.hold(instance=stage.prefills[0].name)
     stage.receive(8, instance=hand.name)
     hand.welcome()
-    hand.say(wire.HoldLost(7, 0, Reason.REFUSED, "it is mine"))
+    hand.say(wire.HoldLost(7, 0, Reason.REFUSED, "it is mine", retryable=True))
     if held.lost is not None:
         raise Broken(f"who has no part in a room has ended the hold on it: {held.lost}")
 

@@ -273,7 +273,8 @@ class Callers:
     def _abort(self, life: Life, caller: Caller) -> None:
         if caller.end is None:
             self.judge.touch(life, Trouble.ANNOUNCED, f"{who(life, caller)} aborts")
-        caller.room.abort(f"{life.tag} its caller changed its mind")
+        again = life.serial % 2 == 1
+        caller.room.abort(f"{life.tag} its caller changed its mind{told.FOR_NOW if again else ''}", again=again)
         runner = self.world.runner(caller.side.name)
         if runner.turning and not caller.closed and self.world.random.random() < 0.3:
             runner.turn()

@@ -127,11 +127,11 @@ class Stranger:
         """Frames that are not this side's to say, or about grants of others."""
         grant = draw.randrange(1, 60)
         bodies = (
-            wire.Abort(grant, Reason.PEER_ABORTED, "stranger"),
+            wire.Abort(grant, Reason.PEER_ABORTED, "stranger", retryable=False),
             wire.Accept(grant),
             wire.Ack(grant),
-            wire.Failed(grant, Reason.PEER_FAILED, "stranger"),
-            wire.Reject(grant, Reason.REFUSED, "stranger"),
+            wire.Failed(grant, Reason.PEER_FAILED, "stranger", retryable=True),
+            wire.Reject(grant, Reason.REFUSED, "stranger", retryable=True),
             wire.Goodbye((grant,)),
             wire.Pong(grant),
         )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .lives import Caller, Life
 
 FINAL = frozenset({"mismatch", "handshake_refused", "protocol", "aborted", "peer_aborted"})
-"""Reasons that would come again if the same request were made again."""
+"""Reasons that would come again if the same request were made again, unless whoever gives them says otherwise."""
+FOR_NOW = " for now"
+"""How a caller's words end who aborts a room that may be tried again."""
 LATE_S = 1.0
 """How much later than its time something may happen: a tick and a heartbeat."""
 
@@ -28,8 +30,9 @@ def failure(judge: Judge, life: Life, caller: Caller, told: Failure) -> None:
     who = "decode" if caller is life.receiver else "prefill"
     if told.origin == "peer" and told.reason.value == "aborted":
         judge.accuse("C2", f"the other side aborted {life}, and {who} is told that it did so itself: {told}", life)
-    if told.retryable is (told.reason.value in FINAL):
-        again = "would come again" if told.reason.value in FINAL else "need not come again"
+    final = told.reason.value in FINAL and not told.detail.endswith((FOR_NOW, "the engine was drained"))
+    if told.retryable is final:
+        again = "would come again" if final else "need not come again"
         judge.accuse("C2", f"{told} {again}, and {who} of {life} is told otherwise", life)
     if caller is life.receiver and life.agree and not life.mixed:
         wrong = _not_met(life, caller)

@@ -159,8 +159,8 @@ class DecodeAlone(Machine):
             grant = asked.metadata.grant
             bodies: dict[str, wire.Body] = {
                 "ACCEPT": wire.Accept(grant),
-                "FAILED": wire.Failed(grant, Reason.ABORTED, "by hand"),
-                "REJECT": wire.Reject(grant, Reason.REFUSED, "by hand"),
+                "FAILED": wire.Failed(grant, Reason.ABORTED, "by hand", retryable=False),
+                "REJECT": wire.Reject(grant, Reason.REFUSED, "by hand", retryable=True),
                 "ACK": wire.Ack(grant),
             }
             self.hand.say(bodies[kind])

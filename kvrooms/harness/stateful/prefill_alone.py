@@ -136,7 +136,7 @@ class PrefillAlone(Machine):
         """ABORT of a grant is sent; again, too."""
         if grant <= self.issued:
             self.aborted.add(grant)
-            self.wire.append(Frame(wire.Abort(grant, Reason.PEER_ABORTED, ""), self.floor))
+            self.wire.append(Frame(wire.Abort(grant, Reason.PEER_ABORTED, "", retryable=False), self.floor))
 
     @rule(at=st.integers(0, 63), again=st.booleans(), steps=st.sampled_from([20, 0, 3]))
     def deliver(self, at: int, again: bool, steps: int) -> None:
