@@ -45,37 +45,43 @@ def grid_of(source: Side, target: Side, *entries: Entry) -> Grid:
 
 
 CLOSE, APART = where(8), where(16)
-SPLIT = grid_of(APART, CLOSE)
-"""Sixteen runs of 8 bytes, apart on the source alone."""
-SPREAD = grid_of(APART, APART)
-"""The same, apart on both sides."""
 SOME = Staging(8, 128)
 
 
+def split() -> Grid:
+    """Sixteen runs of 8 bytes, apart on the source alone."""
+    return grid_of(APART, CLOSE)
+
+
+def spread() -> Grid:
+    """The same, apart on both sides."""
+    return grid_of(APART, APART)
+
+
 def test_short_runs_that_lie_together_on_the_target_are_gathered() -> None:
-    assert gathers(SPLIT, SOME)
-    assert not gathers(SPLIT, SOME._replace(max_slice=7))
-    assert gathers(SPLIT, SOME._replace(slot_bytes=2))
-    assert not gathers(SPREAD, SOME)
+    assert gathers(split(), SOME)
+    assert not gathers(split(), SOME._replace(max_slice=7))
+    assert gathers(split(), SOME._replace(slot_bytes=2))
+    assert not gathers(spread(), SOME)
     assert gathers(grid_of(APART, where(8, "VRAM")), SOME)
     assert not gathers(grid_of(where(16, "VRAM"), CLOSE), SOME)
     assert not gathers(grid_of(where(16, unit=4), where(4, unit=4)), SOME)
 
 
 def test_short_runs_that_lie_apart_on_the_target_are_scattered_there() -> None:
-    assert scatters(KV, SPREAD, SOME)
-    assert scatters(STATE, SPREAD, SOME)
-    assert not scatters(AUX, SPREAD, SOME)
-    assert not scatters(KV, SPREAD, SOME._replace(max_slice=7))
-    assert not scatters(KV, SPREAD, SOME._replace(slot_bytes=127))
-    assert not scatters(KV, SPLIT, SOME)
+    assert scatters(KV, spread(), SOME)
+    assert scatters(STATE, spread(), SOME)
+    assert not scatters(AUX, spread(), SOME)
+    assert not scatters(KV, spread(), SOME._replace(max_slice=7))
+    assert not scatters(KV, spread(), SOME._replace(slot_bytes=127))
+    assert not scatters(KV, split(), SOME)
     assert scatters(KV, grid_of(where(16, "VRAM"), APART), SOME)
     assert not scatters(KV, grid_of(APART, where(16, "VRAM")), SOME)
     assert not scatters(KV, grid_of(where(16, unit=4), where(16, unit=4)), SOME)
 
 
 @pytest.mark.parametrize(("units", "joins"), [(1, False), (2, True), (3, True)])
-def test_half_as_many_writes_are_worth_a_copy(units: int, joins: bool) -> None:
+def test_half_as_many_writes_are_enough_for_a_copy(units: int, joins: bool) -> None:
     """Of these units those of a row lie together on the target."""
     grid = grid_of(APART, CLOSE, kv(0, 0, units))
     assert (len(grid.size), len(grid.segments.bytes)) == (4 * units, 4)
@@ -96,15 +102,15 @@ def test_nearly_half_as_many_writes_are_not() -> None:
 
 
 def test_a_slot_holds_a_buffer_of_a_position() -> None:
-    assert longest(SPREAD) == 128
+    assert longest(spread()) == 128
     assert longest(grid_of(APART, where(16, page=2))) == 128
     ends = [side(rank(spec(16), heads(0, 4, layer=1), page=4).layout) for _ in range(2)]
     assert longest(grid_of(*ends, kv(0, 0, 1), kv(1, 0, 3))) == 96
 
 
 def test_what_lies_in_long_ranges_is_not_gathered_for_a_slot_of_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bundles(SPREAD, SOME)
-    assert not bundles(SPREAD, SOME._replace(max_slice=7))
+    assert bundles(spread(), SOME)
+    assert not bundles(spread(), SOME._replace(max_slice=7))
     close = grid_of(CLOSE, APART)
     assert [bundles(close, Staging(most, 128)) for most in (127, 128)] == [False, True]
     assert not bundles(grid_of(where(16, "VRAM"), APART), SOME)
@@ -123,15 +129,15 @@ def test_the_ways_are_three() -> None:
 
 def test_a_slot_that_is_too_short_for_a_part_is_named() -> None:
     parts = ((KV, ""),)
-    check_room(Slots(0, 1, 128, parts), KV, "", SPREAD)
-    check_room(Slots(0, 1, 127, ((STATE, "s"), (KV, "s"))), KV, "", SPREAD)
-    check_room(Slots(0, 1, 127, ()), KV, "", SPREAD)
+    check_room(Slots(0, 1, 128, parts), KV, "", spread())
+    check_room(Slots(0, 1, 127, ((STATE, "s"), (KV, "s"))), KV, "", spread())
+    check_room(Slots(0, 1, 127, ()), KV, "", spread())
     with pytest.raises(WireError) as caught:
-        check_room(Slots(0, 1, 127, parts), KV, "", SPREAD)
+        check_room(Slots(0, 1, 127, parts), KV, "", spread())
     assert caught.value.field == "hello.staging"
     assert "slots of 127 bytes for KV '', of which 128 lie in one buffer" in str(caught.value)
     with pytest.raises(WireError, match="for STATE 's', of which 128"):
-        check_room(Slots(0, 1, 1, ((STATE, "s"),)), STATE, "s", SPREAD)
+        check_room(Slots(0, 1, 1, ((STATE, "s"),)), STATE, "s", spread())
 
 
 @pytest.mark.parametrize(
