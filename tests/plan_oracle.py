@@ -110,6 +110,7 @@ def check_plan(case: Case) -> None:
         assert piece.bytes == len(some) > 0
         assert piece.bytes <= case.piece_bytes or one_long_item(case, piece, some)
         assert len(piece.parts) <= PARTS_MAX
+        assert piece.source_indices.dtype == piece.destination_indices.dtype == "int32"
         mine = Counter(some)
         for part in piece.parts:
             for position in range(part.first, part.first + part.size):

@@ -222,8 +222,26 @@ def test_many_small_parts_share_pieces_within_what_a_notification_holds() -> Non
     assert COMPONENTS_MAX + 2 <= PARTS_MAX  # one send never needs two pieces for that
 
 
-def test_the_last_address_there_is() -> None:
-    top = 2**64 - 8 * 8
+def test_within_a_piece_one_buffer_comes_after_the_other() -> None:
+    """Neighbours in a buffer stay neighbours, for a part and for some layers of it, even where they fill the piece."""
+    whole = case([2, 1, 1], [9, 5, 3], [4, 8, 6], 12)
+    some = layered(whole._replace(piece_bytes=9), (0, 2), (1,))
+    for one, buffers in ((planned(whole)[0], (0, 1, 2)), (planned(some)[0], (0, 2))):
+        assert one.source_indices.tolist() == [64 * buffer + item for buffer in buffers for item in (9, 5, 3)]
+        assert one.destination_indices.tolist() == [64 * buffer + item for buffer in buffers for item in (4, 8, 6)]
+
+
+def test_where_a_position_is_split() -> None:
+    """Each piece takes as many buffers as fit; a single one is whole by itself, and reports at once."""
+    assert [piece.bytes for piece in planned(case([3] * 5, [1], [2], 6))] == [6, 6, 3]
+    assert [piece.bytes for piece in planned(case([3, 4, 2, 9, 1], [1], [2], 6))] == [3, 6, 9, 1]
+    long = planned(EDGES["one buffer, longer than the bound"])
+    assert [(len(piece.parts), piece.ordered) for piece in long] == [(1, False)] * 2
+    assert list(plan.reported_last(iter(()), ())) == []
+
+
+@pytest.mark.parametrize("top", [2**62 + 1, 2**64 - 8 * 8])
+def test_the_last_addresses_there_are(top: int) -> None:
     layout = Layout(1, (BufferSpec(0, "k", 8, "u1"),), (), ())
     side = Regions((Region(top, 8),), (), ())
     indices = np.arange(8, dtype=np.int32)
