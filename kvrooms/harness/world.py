@@ -179,6 +179,13 @@ class World:
                 raise Stuck(self.state())
         raise Stuck(f"not over after {STEPS_MAX} steps; {self.state()}")
 
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen, and time pass, until `until()`, or for so many seconds."""
+        end = self.now + seconds
+        while not until() and self.now < end:
+            if not self.step(timers=True):
+                return
+
     def settle(self) -> None:
         """Let everything happen that can happen without a timer."""
         while self.step():

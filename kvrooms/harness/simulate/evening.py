@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...protocol.status import Status
 from . import told
 from .callers import who
@@ -51,7 +49,7 @@ class Evening:
         self._callers_go_on()
         self.world.settle()
         self._must_have_ended(Trouble.ANNOUNCED)
-        self._pass_time(RECONNECT_S)
+        self.world.wait(RECONNECT_S)
         self.world.settle()
         self._must_have_ended(Trouble.RECONNECTING)
 
@@ -104,14 +102,14 @@ class Evening:
         """Everything ends within its deadlines; then every lease for which there is an answer or a proof."""
         judge = self.judge
         waiting = [(life, caller) for life in judge.lives for caller in life.callers if caller.open]
-        self._run(lambda: not any(caller.open for _, caller in waiting), PHASES_S + SLACK_S)
+        self.world.wait(PHASES_S + SLACK_S, lambda: not any(caller.open for _, caller in waiting))
         for life, caller in waiting:
             judge.examples["L1"] += 1
             if caller.open:
                 judge.accuse("L1", f"{self._words(life, caller)}, and no deadline has ended it", life)
         held = [life for life in judge.lives for caller in life.callers if self._answerable(life, caller)]
         judge.timers["lease: ABORT is repeated until it is acknowledged"] += len(held)
-        self._run(lambda: not any(self._answerable(life, c) for life in held for c in life.callers), PHASES_S)
+        self.world.wait(PHASES_S, lambda: not any(self._answerable(life, c) for life in held for c in life.callers))
         for life in held:
             for caller in life.callers:
                 if self._answerable(life, caller):
@@ -129,7 +127,7 @@ class Evening:
         """Rooms are closed; processes in doubt end; the orchestrator says who was fenced."""
         day, judge = self.day, self.judge
         if any(self._should_be_free(caller) for life in judge.lives for caller in life.callers):
-            self._pass_time(WARN_S + 1.0)
+            self.world.wait(WARN_S + 1.0)
         told.health(judge)
         for life in list(judge.lives):
             for caller in life.callers:
@@ -141,7 +139,7 @@ class Evening:
         if any(life.in_doubt for life in judge.lives):
             for side in list(judge.prefills):
                 day.end(side, kill=True)
-            self._pass_time(RECONNECT_S)
+            self.world.wait(RECONNECT_S)
             self.world.settle()
         for decode in judge.decodes:
             for name in sorted(day.dead):
@@ -159,7 +157,7 @@ class Evening:
     def as_new(self) -> None:
         """The next room of each pair is served as the first was, and then no table holds anything of any room."""
         judge = self.judge
-        self._pass_time(RECONNECT_S)
+        self.world.wait(RECONNECT_S)
         self.world.settle()
         for d, decode in enumerate(judge.decodes):
             for p, prefill in enumerate(judge.prefills):
@@ -167,7 +165,7 @@ class Evening:
                 self._serve(d, p, decode, prefill)
         if judge.found:
             return
-        self._pass_time(2.5)  # a few heartbeats
+        self.world.wait(2.5)  # a few heartbeats
         for side in (*judge.decodes, *judge.prefills):
             judge.examples["C1"] += 1
             left = judge.left_over(side)
@@ -193,15 +191,3 @@ class Evening:
         receiver.close()
         sender.close()
         self.world.settle()
-
-    # -- time ------------------------------------------------------------------------------------------------------
-
-    def _pass_time(self, seconds: float) -> None:
-        self._run(lambda: False, seconds)
-
-    def _run(self, until: Callable[[], bool], seconds: float) -> None:
-        """Run with timers until something holds, or for so many seconds of the world."""
-        end = self.world.now + seconds
-        while not until() and self.world.now < end:
-            if not self.world.step(timers=True):
-                return

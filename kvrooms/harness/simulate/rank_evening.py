@@ -50,7 +50,7 @@ class RankEvening:
         self._callers_go_on()
         self.world.settle()
         self._must_have_ended(Trouble.ANNOUNCED)
-        self._pass_time(RECONNECT_S)
+        self._wait(RECONNECT_S)
         self.world.settle()
         self._must_have_ended(Trouble.RECONNECTING)
 
@@ -107,7 +107,7 @@ class RankEvening:
         judge = self.judge
         left = [(life, seat) for life in judge.lives for seat in life.seats if seat.open or seat.untold]
         limit = PHASES_S + SLACK_S + judge.settings.decision_timeout_s
-        self._run(lambda: not any(seat.open or seat.untold for _, seat in left), limit)
+        self._wait(limit, lambda: not any(seat.open or seat.untold for _, seat in left))
         for life, seat in left:
             judge.examples["L1"] += 1
             if seat.open:
@@ -119,7 +119,7 @@ class RankEvening:
                 decode.engine.peer_fenced(judge.prefills[0, rank].name)
         held = [(life, seat) for life, seat in self._seats() if seat.end is not None and not seat.freed]
         judge.timers["lease of several ranks: ABORT is repeated until it is acknowledged"] += len(held)
-        self._run(lambda: all(seat.freed for _, seat in held), PHASES_S)
+        self._wait(PHASES_S, lambda: all(seat.freed for _, seat in held))
         for life, seat in held:
             if not seat.freed:
                 judge.accuse("L5", f"memory of {_words(life, seat)} is not free: {seat.room.memory_status}", life)
@@ -148,7 +148,7 @@ class RankEvening:
     def as_new(self) -> None:
         """The next room is DONE on all ranks; in a group that has lost one it has failed at once on all others."""
         judge, lost = self.judge, [side for side in self.judge.groups if self.judge.is_lost(side)]
-        self._pass_time(RECONNECT_S)
+        self._wait(RECONNECT_S)
         self.world.settle()
         judge.worst = Trouble.NONE
         self.day.swarm = self.day.swarm._replace(callers=dict.fromkeys(self.day.swarm.callers, 0.0))
@@ -174,7 +174,7 @@ class RankEvening:
     def nothing_left(self) -> None:
         """No table holds anything of any room, and nobody has written what was free."""
         judge = self.judge
-        self._pass_time(PARKED_S + RECONNECT_S)
+        self._wait(PARKED_S + RECONNECT_S)
         self.world.settle()
         for side in ("decode", "prefill"):
             for member in judge.living(side):
@@ -190,17 +190,9 @@ class RankEvening:
                     judge.accuse("C1", f"the group of {member.name} still holds {held}")
         judge.untouched()
 
-    # -- time ------------------------------------------------------------------------------------------------------
-
-    def _pass_time(self, seconds: float) -> None:
-        self._run(lambda: False, seconds)
-
-    def _run(self, until: Callable[[], bool], seconds: float) -> None:
-        """Run with timers until something holds, or for so many seconds of the world."""
-        end = self.world.now + seconds
-        while not until() and self.world.now < end and not self.judge.found:
-            if not self.world.step(timers=True):
-                return
+    def _wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let so much time pass, or less, if something has come, or is broken."""
+        self.world.wait(seconds, lambda: until() or bool(self.judge.found))
 
 
 def _words(life: Shared, seat: Seat) -> str:

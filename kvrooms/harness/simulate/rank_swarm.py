@@ -12,7 +12,7 @@ from ...engine.settings import EngineSettings
 from ...shapes.build import Model, Side
 from ...shapes.table import Case
 from ..faults import Faults
-from .swarm import BOOTSTRAP_S, CAP_S, MOVING_S, PARKED_S, WAITING_S
+from .swarm import BOOTSTRAP_S, CAP_S, MOVING_S, PACES, PARKED_S, WAITING_S, rate
 
 _EVERY, _AT = 8, 6
 _MODELS = (
@@ -65,7 +65,7 @@ def draw_ranks(draw: random.Random) -> RankSwarm:
     grouped = tuple(side for side, ranks in sides.items() if ranks > 1 and (side == "decode" or draw.random() < 0.4))
     if not grouped:
         grouped = ("prefill",)
-    callers = {habit: 0.0 if calm else _rate(draw, 0.5, 0.02, most) for habit, most in _HABITS.items()}
+    callers = {habit: 0.0 if calm else rate(draw, 0.5, 0.02, most) for habit, most in _HABITS.items()}
     mischief = {kind: draw.random() * most for kind, most in MISCHIEF.items() if draw.random() < 0.25}
     if calm:
         mischief = {}
@@ -75,10 +75,10 @@ def draw_ranks(draw: random.Random) -> RankSwarm:
         rooms=rooms,
         settings=_settings(draw),
         faults=Faults() if calm else _faults(draw),
-        pace=0.0 if calm else draw.choice((0.0, 0.02, 0.1, 0.4)),
+        pace=0.0 if calm else draw.choice(PACES),
         callers=callers,
         mischief=mischief,
-        trouble=_rate(draw, 1.0, 0.005, 0.06) if mischief else 0.0,
+        trouble=rate(draw, 1.0, 0.005, 0.06) if mischief else 0.0,
     )
 
 
@@ -116,18 +116,12 @@ def _settings(draw: random.Random) -> EngineSettings:
 def _faults(draw: random.Random) -> Faults:
     """What goes wrong by itself."""
     return Faults(
-        corrupt=_rate(draw, 0.15, 0.004, 0.1),
-        truncate=_rate(draw, 0.15, 0.004, 0.1),
-        late=_rate(draw, 0.15, 0.004, 0.2),
+        corrupt=rate(draw, 0.15, 0.004, 0.1),
+        truncate=rate(draw, 0.15, 0.004, 0.1),
+        late=rate(draw, 0.15, 0.004, 0.2),
         late_s=draw.choice((1.0, 10.0)),
-        post_fails=_rate(draw, 0.15, 0.005, 0.1),
-        write_slow=_rate(draw, 0.15, 0.005, 0.2),
-        write_stuck=_rate(draw, 0.15, 0.005, 0.1),
-        delay=_rate(draw, 0.08, 0.001, 0.02),
+        post_fails=rate(draw, 0.15, 0.005, 0.1),
+        write_slow=rate(draw, 0.15, 0.005, 0.2),
+        write_stuck=rate(draw, 0.15, 0.005, 0.1),
+        delay=rate(draw, 0.08, 0.001, 0.02),
     )
-
-
-def _rate(draw: random.Random, often: float, low: float, high: float) -> float:
-    """0, or with probability `often` a rate between low and high, small ones as likely as large ones."""
-    on, share = draw.random() < often, draw.random()
-    return float(low * (high / low) ** share) if on else 0.0

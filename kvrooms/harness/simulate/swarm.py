@@ -20,6 +20,8 @@ HOLD_S, WARN_S = 5.0, 25.0
 PHASES_S = BOOTSTRAP_S + WAITING_S + MOVING_S
 """The longest that a room lives when nobody does anything: every phase's deadline, one after the other."""
 
+PACES = (0.0, 0.02, 0.1, 0.4)
+"""How often time may pass between two acts."""
 MISCHIEF = {"stall": 1.0, "cut": 1.0, "jam": 1.0, "jump": 0.6, "fence": 0.6} | dict.fromkeys(_DEATHS, 0.25)
 """What may happen to engines and connections, and how much of it at most."""
 _FRAMES = ("drop", "repeat", "corrupt", "truncate", "late")
@@ -56,7 +58,7 @@ class Swarm(NamedTuple):
 def draw_swarm(draw: random.Random) -> Swarm:
     """The run that a seed's random numbers make."""
     calm = draw.random() < 0.12
-    callers = {habit: _rate(draw, 0.5, 0.02, 0.3) for habit in _HABITS}
+    callers = {habit: rate(draw, 0.5, 0.02, 0.3) for habit in _HABITS}
     mischief = {kind: draw.random() * weight for kind, weight in MISCHIEF.items() if draw.random() < 0.25}
     if "kill prefill" in mischief:
         mischief["fence"] = 0.6
@@ -76,12 +78,12 @@ def draw_swarm(draw: random.Random) -> Swarm:
         slots=draw.randrange(8, 16),
         settings=settings,
         faults=Faults() if calm else _faults(draw, digest=bool(settings.digest)),
-        pace=draw.choice((0.0, 0.02, 0.1, 0.4)) if not calm else 0.0,
+        pace=draw.choice(PACES) if not calm else 0.0,
         callers=callers,
         mischief=mischief,
-        trouble=_rate(draw, 1.0, 0.002, 0.04) if mischief else 0.0,
+        trouble=rate(draw, 1.0, 0.002, 0.04) if mischief else 0.0,
         named=draw.choice((0.0, 0.0, 1.0, 0.5)),
-        strangers=0.0 if calm else _rate(draw, 0.2, 0.02, 0.2),
+        strangers=0.0 if calm else rate(draw, 0.2, 0.02, 0.2),
     )
 
 
@@ -110,18 +112,18 @@ def _settings(draw: random.Random, *, calm: bool) -> EngineSettings:
 
 def _faults(draw: random.Random, *, digest: bool) -> Faults:
     """What goes wrong by itself. Bytes are damaged where digests are taken: elsewhere nobody can notice."""
-    rates = {name: _rate(draw, 0.15, 0.004, 0.2) for name in _FRAMES}
-    rates |= {name: _rate(draw, 0.15, 0.005, 0.2) for name in _WRITES}
+    rates = {name: rate(draw, 0.15, 0.004, 0.2) for name in _FRAMES}
+    rates |= {name: rate(draw, 0.15, 0.005, 0.2) for name in _WRITES}
     return Faults(
-        flips=_rate(draw, 0.5, 0.002, 0.1) if digest else 0.0,
+        flips=rate(draw, 0.5, 0.002, 0.1) if digest else 0.0,
         reorder=_is(draw, 0.1),
-        delay=_rate(draw, 0.08, 0.001, 0.02),
+        delay=rate(draw, 0.08, 0.001, 0.02),
         late_s=draw.choice((1.0, 10.0)),
         **rates,
     )
 
 
-def _rate(draw: random.Random, often: float, low: float, high: float) -> float:
+def rate(draw: random.Random, often: float, low: float, high: float) -> float:
     """0, or with probability `often` a rate between low and high, small ones as likely as large ones."""
     on, share = draw.random() < often, draw.random()
     return float(low * (high / low) ** share) if on else 0.0
