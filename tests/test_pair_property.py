@@ -45,6 +45,7 @@ def carried(piece: Piece, pair: PairTable, transfer: Transfer, name: str = "", m
     assert piece.source_descriptors is not None
     assert piece.destination_descriptors is not None
     assert len(piece.source_indices) == len(piece.destination_indices) == 0
+    assert piece.source_descriptors.dtype == piece.destination_descriptors.dtype == np.uint64
     source, target = span(piece.source_descriptors), span(piece.destination_descriptors)
     assert len(source) == len(target) == piece.bytes
     if piece.staged is not None:
@@ -169,6 +170,7 @@ def test_every_byte_goes_where_it_belongs_in_pieces_that_report_what_is_there(
             reported.update(positions)
             assert not any(missing[position] for position in positions), "reported before it is there"
             assert piece.ordered or not before & set(positions), "reported before earlier pieces have settled"
+            assert not piece.ordered or before or sent.transfer.buffers is not None, "waits for nothing"
     assert not any(missing.values())
     assert sum(piece.bytes for piece in made) == sum(len(set(pairs)) for pairs in sent.due.values())
     assert reported == (Counter(list(sent.due)) if sent.transfer.report else Counter())

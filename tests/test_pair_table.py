@@ -113,6 +113,24 @@ def test_positions_are_cut_between_each_other() -> None:
     assert [p.parts for p in made] == [(Part(KV, 0, 0, 1),), (Part(KV, 0, 1, 1),)]
 
 
+def test_a_position_is_cut_between_runs_as_seldom_as_can_be() -> None:
+    pair = PairTable(CLOSE, APART, share(*(kv(i, 0, 2) for i in range(3))))
+    assert [p.bytes for p in pair.pieces([(pages(1), "")], 10 * 8)] == [80, 80, 32]
+    two = side(rank(*buffers(3, rows=2), page=2).layout, THERE)
+    pair = PairTable(CLOSE, two, share(*WHOLE))
+    sent = Transfer(KV, 0, 0, 0, ONE, numbers(0, 1))
+    assert shape_of(list(pair.pieces([(sent, "")], 200))) == [("", 128, False)] * 2 + [("K", 128, True)]
+    assert shape_of(list(PairTable(CLOSE, two, share(WHOLE[0])).pieces([(sent, "")], 1))) == [("K", 128, False)]
+
+
+def test_addresses_are_whole_numbers_to_the_last_byte() -> None:
+    ours, theirs = (side(APART.layout, base) for base in (2**62 + 1, 2**61 + 3))
+    (piece,) = PairTable(ours, theirs, share(kv(0, 0, 1))).pieces([(pages(2), "")], 10**6)
+    rows = [64 * row + 256 * item for row in range(4) for item in range(2)]
+    assert piece.source_descriptors.tolist() == [[2**62 + 1 + at, 8, 0] for at in rows]
+    assert piece.destination_descriptors.tolist() == [[2**61 + 3 + at, 8, 0] for at in rows]
+
+
 def test_the_descriptors_name_the_devices() -> None:
     ours, theirs = (
         Side(rank(heads(0, 4)).layout, Regions((Region(at, 4, "VRAM", device),), (), ()))
@@ -126,7 +144,12 @@ def test_the_descriptors_name_the_devices() -> None:
 
 def test_whole_items_that_follow_each_other_on_both_sides_are_one_write() -> None:
     pair = PairTable(CLOSE, side(CLOSE.layout, THERE, 9), share(kv(0, 0, 4)))
-    for source, target, runs in (((1, 2, 3), (5, 6, 7), 1), ((1, 2, 3), (5, 6, 8), 2), ((0, 2, 3), (5, 6, 7), 2)):
+    for source, target, runs in (
+        ((1, 2), (5, 6), 1),
+        ((1, 2, 3), (5, 6, 7), 1),
+        ((1, 2, 3), (5, 6, 8), 2),
+        ((0, 2, 3), (5, 6, 7), 2),
+    ):
         (piece,) = pair.pieces([(Transfer(KV, 0, 0, 0, numbers(*source), numbers(*target)), "")], 10**6)
         assert len(piece.source_descriptors) == runs
         for base, items, rows in (
@@ -146,13 +169,13 @@ def test_layers_are_planned_once_and_forgotten_when_there_are_too_many(monkeypat
     of = Grid.of
     monkeypatch.setattr(Grid, "of", lambda self, some: planned.append(some) or of(self, some))
     pair = PairTable(CLOSE, APART, share(*WHOLE))
-    for layers in ((0,), (1, 2), (0,), (1, 2)):
+    for layers in ((0,), (0, 2), (0,), (0, 2)):
         assert [p.bytes for p in pair.pieces([(pages(1, layers), "")], 10**6)] == [128 * len(layers)]
-    assert planned == [(0,), (1, 2)]
+    assert planned == [(0,), (0, 2)]
     monkeypatch.setattr(shaped, "_LAYERED_MAX", 2)
     for layers in ((2,), (2,), (0,)):
         list(pair.pieces([(pages(1, layers), "")], 10**6))
-    assert planned == [(0,), (1, 2), (2,), (0,)]
+    assert planned == [(0,), (0, 2), (2,), (0,)]
 
 
 # -- through slots -----------------------------------------------------------------------------------------------------
@@ -167,6 +190,14 @@ def test_few_runs_are_not_gathered(runs: int, gathered: bool, monkeypatch: pytes
     assert (piece.staged is not None) == gathered
     assert len(piece.source_descriptors) == (6 if gathered else 96)
     assert piece.landing is None
+
+
+def test_few_runs_share_a_piece_as_others_do() -> None:
+    ours, theirs = (side(rank(*buffers(1, stride), aux=("a",)).layout) for stride in (16, 8))
+    pair = PairTable(ours, theirs, share(kv(0, 0, 4), EVERY[1]), SHORT)
+    assert pair.stages
+    assert shape_of(list(pair.pieces([AUX_SLOT, (pages(1), ""), AUX_SLOT], 10**6))) == [("AKA", 144, False)]
+    assert shape_of(list(pair.pieces([(pages(1), "")], 64))) == [("", 64, False), ("K", 64, True)]
 
 
 def test_what_is_gathered_is_cut_between_segments_that_fit_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +259,19 @@ def test_long_ranges_go_to_a_slot_of_the_receiver_as_they_are(longest: int, gath
     assert (piece.staged is not None) == gathered
     assert len(piece.source_descriptors) == (1 if gathered else 3)
     assert piece.destination_memory == "DRAM"
+    if gathered:
+        assert piece.source_descriptors.tolist() == [[0, 768, 0]]
+    assert piece.destination_descriptors.tolist()[0][2] == 0
     direct = piece.staged.direct() if piece.staged else piece
     assert direct.source_descriptors.tolist() == [[HERE + 2**16 * i, 256, 0] for i in range(3)]
     assert direct.destination_descriptors.tolist() == [[256 * i, 256, 0] for i in range(3)]
+
+
+def test_slots_are_in_the_memory_of_the_host_wherever_the_pages_are() -> None:
+    theirs = Side(APART.layout, Regions(tuple(Region(at, 4, "VRAM", 3) for at in (0, 4096, 8192)), (), ()))
+    (piece,) = PairTable(CLOSE, theirs, share(*WHOLE), SHORT, lender()).pieces([(pages(1), "")], 10**6, lent=True)
+    assert (piece.source_memory, piece.destination_memory) == ("DRAM", "DRAM")
+    assert [row[2] for row in piece.destination_descriptors.tolist()] == [0] * len(piece.destination_descriptors)
 
 
 def test_what_a_receiver_scatters_and_how_much_that_is() -> None:
