@@ -248,6 +248,9 @@ SHARDS: Refusals = {
     "shards: is a byte of an item that begins a cell and lies in another (got 8)": lambda: shards(
         replace(GOOD, unit_bytes=9, rows=1)
     ),
+    "shards: is a byte of an item that begins a cell and lies in another (got 16)": lambda: shards(
+        Shard(0, 2, 16, 1, 0, 8, 0, 1), Shard(16, 1, 0, 1, 0, 8, 0, 1), page_size=None
+    ),
 }
 
 TWO = layout(Owed.WHEN_INDEXED, Owed.ALWAYS)
