@@ -175,10 +175,8 @@ class DecodeLinks(DecodeSources):
         self._refused(link, Failure(Reason.HANDSHAKE_REFUSED, joined(words)))
 
     def _refused(self, link: DecodeLink, failure: Failure) -> None:
-        """The two engines cannot work together: the rooms that wait for this link learn why."""
+        """The two engines cannot work together: the rooms of every instance that is behind this link learn why."""
         self._drop(link, "refused")
-        for grant in list(link.held):
-            self._fail(grant.record, On.PEER_LOST, failure)
         for source in link.sources:
             self._give_up(source, failure)
 

@@ -173,8 +173,7 @@ ENGINE = (
         "rooms that wait for a refused handshake are left to their deadline",
         Text(
             "engine.decode_links:DecodeLinks._refused",
-            "for grant in list(link.held):\n        self._fail(grant.record, On.PEER_LOST, failure)\n"
-            "    for source in link.sources:\n        self._give_up(source, failure)",
+            "for source in link.sources:\n        self._give_up(source, failure)",
             "_ = failure",
         ),
         ("L3",),
