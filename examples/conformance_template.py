@@ -63,6 +63,7 @@ class Template(Subject):
     # inject(side, channel, parts)      what a stranger says: S5 (traits.injects); sayings(channel) for what to change
     # request.held                      decode holds the beginning of a prompt (traits.prefixes, traits.splits)
     # send_layers(room, layers, ...)    layers that are sent apart (traits.layers)
+    # request.odd                       one rank's caller is given something else (traits.ranks, traits.odd_ranks)
     # lose, hold_writes, fail_writes    faults, where your tests can make them
     # settle(until, view, ...)          exact waiting, where you simulate (traits.simulated)
 

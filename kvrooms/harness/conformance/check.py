@@ -20,6 +20,7 @@ _WORDS = {
     "injects": "a stranger can say something",
     "guests": "a peer that was let in can lie",
     "ranks": "a side can have several ranks",
+    "odd_ranks": "the ranks of a side can be given different things",
     "prefixes": "decode can hold the beginning of a prompt",
     "splits": "the pages of prefill can be larger than those of decode",
     "layers": "layers of a page can be sent apart",

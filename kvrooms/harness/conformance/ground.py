@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from .plan import RoomPlan
+from .plan import Odd, RoomPlan
 from .spelling import Indices
 from .subject import SIDES, Item, Shape, Side, Subject
 
@@ -19,18 +19,25 @@ UNTOUCHED, SPENT = 0xA5, 0x5A
 class Given(NamedTuple):
     """What one side's caller was given for a room: items of its memory, in the order of positions.
 
-    held: pages of the leading positions that decode holds already; `pages` are those after them.
+    held: pages of the leading positions that decode holds already; `pages` are those after them. odd: what the caller
+    of one rank was given instead.
     """
 
     pages: tuple[int, ...]
     aux: int
     state: Indices
     held: tuple[int, ...] = ()
+    odd: Given | None = None
 
     def items(self) -> list[Item]:
         """All of them that are the room's; what decode holds is not."""
         found = [Item("kv", page) for page in self.pages] + [Item("aux", self.aux)]
         return found + [Item("state", index, number) for number, some in enumerate(self.state) for index in some]
+
+    def more(self) -> list[Item]:
+        """Those that only the odd rank was given."""
+        known = {*self.items(), *(Item("kv", page) for page in self.held)}
+        return [] if self.odd is None else [item for item in self.odd.items() if item not in known]
 
 
 class Must(NamedTuple):
@@ -66,10 +73,24 @@ class Ground:
 
     def give(self, plan: RoomPlan) -> dict[Side, Given]:
         """Items for both callers of a room."""
-        return {
+        given: dict[Side, Given] = {
             "prefill": self._give("prefill", plan.pages, plan.state),
             "decode": self._give("decode", plan.pages_wanted, plan.state_wanted, plan.held),
         }
+        if plan.odd is not None:
+            given[plan.odd.side] = self._other(given[plan.odd.side], plan.odd)
+        return given
+
+    def _other(self, given: Given, odd: Odd) -> Given:
+        """The same, and for one rank as much of it as that has, or more of the same kind."""
+
+        def some(kind: str, number: int, has: tuple[int, ...], count: int) -> tuple[int, ...]:
+            return (*has[:count], *self._take(odd.side, kind, number, max(0, count - len(has))))
+
+        there = some("kv", 0, (*given.held, *given.pages), odd.pages)
+        counts = enumerate(zip(given.state, odd.state, strict=False))
+        state = tuple(some("state", number, has, count) for number, (has, count) in counts)
+        return given._replace(odd=Given(there[odd.held :], given.aux, state, there[: odd.held]))
 
     def _give(self, side: Side, pages: int, state: tuple[int, ...], held: int = 0) -> Given:
         counts = [*state, *[0] * (len(self.shape.state) - len(state))]
@@ -89,9 +110,9 @@ class Ground:
     def fill(self, plan: RoomPlan, given: dict[Side, Given]) -> Must:
         """Bytes that are different everywhere on the source, and none of them on the destination."""
         sources, targets = given["prefill"].items(), given["decode"].items()
-        for item in sources:
+        for item in (*sources, *given["prefill"].more()):
             self.put("prefill", item, self._bytes("prefill", item))
-        for item in targets:
+        for item in (*targets, *given["decode"].more()):
             self.put("decode", item, bytes([UNTOUCHED]) * self.length("decode", item))
         expected: list[tuple[Item, bytes]] = []
         for kind, component in dict.fromkeys((item.kind, item.component) for item in targets):
@@ -100,7 +121,24 @@ class Ground:
             parts = [part for item in source for part in self._pieces(item)]
             first = len(given["decode"].held) if kind == "kv" else 0
             expected += zip(target, parts[first:], strict=False)  # what one side has too much has no partner
+        if plan.odd is not None:
+            expected += self._had_by_some(sources, given["decode"])
         return Must(tuple(expected), self._keep(plan, given["decode"]))
+
+    def _had_by_some(self, sources: list[Item], given: Given) -> list[tuple[Item, bytes]]:
+        """Pages that some ranks hold and others do not: what is held is what comes, so it lies there from the start."""
+        if given.odd is None:
+            return []
+        low, high = sorted((len(given.held), len(given.odd.held)))
+        there = (*given.held, *given.pages)
+        had = [
+            (Item("kv", page), self.subject.read("prefill", source))
+            for page, source in zip(there[low:high], sources[low:high], strict=False)
+            if source.kind == "kv"
+        ]
+        for item, data in had:
+            self.put("decode", item, data)
+        return had
 
     def _pieces(self, item: Item) -> list[bytes]:
         """The bytes of a source item, in pieces as decode has them."""
@@ -114,7 +152,8 @@ class Ground:
         if not (plan.held or plan.short):
             return ()
         nobodys = self._free["decode", "kv", 0].pop()
-        items = [Item("kv", page) for page in (*given.held, nobodys)]
+        held = given.held if given.odd is None else given.held[: len(given.odd.held)]
+        items = [Item("kv", page) for page in (*held, nobodys)]
         kept = tuple((item, self._bytes("decode", item)) for item in items)
         for item, data in kept:
             self.put("decode", item, data)

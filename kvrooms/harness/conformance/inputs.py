@@ -78,7 +78,7 @@ def _said_of(stage: Stage, live: Live) -> dict[str, str]:
 
 
 def _carried(live: Live) -> dict[str, str]:
-    """A prefix, and layers that are sent apart, where there are any."""
+    """A prefix, layers that are sent apart, a rank that is given something else, where there are any."""
     plan, found = live.plan, {}
     if live.given["decode"].held:
         found["decode_holds"] = str(list(live.given["decode"].held))
@@ -87,4 +87,8 @@ def _carried(live: Live) -> dict[str, str]:
             f"{number}: chunk {part.chunk}" + (f" layers {list(part.layers)}" if part.layers else "")
             for number, part in enumerate(plan.sends)
         )
+    if plan.odd is not None and (odd := live.given[plan.odd.side].odd) is not None:
+        holds = f", holds {list(odd.held)}" if plan.odd.side == "decode" else ""
+        state = [list(some) for some in odd.state]
+        found["odd_rank"] = f"rank {plan.odd.rank} of {plan.odd.side}: pages {list(odd.pages)}{holds}, state {state}"
     return found

@@ -185,13 +185,13 @@ class KvroomsNixl(Subject):
 
     def send(self, room: Any, pages: Sequence[int], state_indices: Any, *, last: bool) -> None:
         """See `Subject.send`."""
-        self._sides[room[0]].each(room[1], "send", pages, state_indices, last)
+        self._sides[room[0]].send(room[1], pages, state_indices, last)
 
     def send_layers(
         self, room: Any, layers: Sequence[int], pages: Sequence[int], state_indices: Any, *, last: bool
     ) -> None:
         """See `Subject.send_layers`."""
-        self._sides[room[0]].each(room[1], "send", pages, state_indices, last, layers)
+        self._sides[room[0]].send(room[1], pages, state_indices, last, layers)
 
     def poll(self, room: Any) -> Status:
         """See `Subject.poll`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
-from .subject import Refused, Request, Status, View
+from .subject import OddRank, Refused, Request, Status, View
 
 Call: TypeAlias = Callable[..., Any]
 """A method of `OwnSide` on one rank, by its name."""
@@ -21,26 +21,46 @@ class OwnRanks:
     def __init__(self, calls: Sequence[Call], pause: Callable[[], object] = lambda: None) -> None:
         self._calls = calls
         self._pause = pause
+        self._odd: dict[tuple[int, ...], OddRank] = {}
 
     def open(self, request: Request) -> tuple[int, ...]:
         """Open a room on each; what one of them refuses, the others give up."""
         keys: list[int] = []
-        for call in self._calls:
+        odd, request = request.odd, request._replace(odd=None)
+        for rank, call in enumerate(self._calls):
+            mine = odd.request if odd is not None and odd.rank == rank else request
             try:
-                keys.append(call("open", deepcopy(request)))
+                keys.append(call("open", deepcopy(mine)))
             except Refused:
                 for other, key in zip(self._calls, keys, strict=False):
                     other("close", key)
                 raise
             self._pause()
+        if odd is not None:
+            self._odd[tuple(keys)] = odd
         return tuple(keys)
+
+    def send(
+        self, keys: tuple[int, ...], pages: Sequence[int], state_indices: Any, last: bool, layers: Sequence[int] = ()
+    ) -> None:
+        """Each rank's caller sends the same; one that has something else sends of that."""
+        odd = self._odd.get(keys)
+        for rank, (call, key) in enumerate(zip(self._calls, keys, strict=True)):
+            some, state = pages, state_indices
+            if odd is not None and odd.rank == rank:
+                left = odd.request.pages
+                some = left if last else left[: len(pages)]
+                state = odd.state if last else state
+                self._odd[keys] = odd._replace(request=odd.request._replace(pages=left[len(some) :]))
+            call("send", key, *deepcopy((some, state, last, layers)))
+            self._pause()
 
     def each(self, keys: tuple[int, ...], method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks."""
         answers = []
         for call, key in zip(self._calls, keys, strict=True):
             answers.append(call(method, key, *deepcopy(arguments)))
-            if method in ("send", "abort"):
+            if method == "abort":
                 self._pause()
         return answers
 

@@ -46,6 +46,7 @@ TRAITS = Traits(
     frees=True,
     kills=frozenset(SIDES),
     ranks=frozenset({(2, 1), (1, 2), (2, 2)}),
+    odd_ranks=frozenset(SIDES),
     injects=frozenset({"control"}),
 )
 
@@ -80,7 +81,7 @@ class OwnSide:
         return self._keys
 
     def _open(self, request: Request) -> Room:
-        number, attempt, pages, aux, state, held = request
+        number, attempt, pages, aux, state, held, _ = request
         if isinstance(self.engine, PrefillEngine):
             return self.engine.open(number, attempt=attempt, pages=len(pages), aux_index=aux)
         given: dict[str, Any] = {} if state is ABSENT else {"state_indices": state}

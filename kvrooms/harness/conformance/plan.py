@@ -41,6 +41,19 @@ class Part(NamedTuple):
     layers: tuple[int, ...] = ()
 
 
+class Odd(NamedTuple):
+    """One rank of a side whose caller is given something else than those of the others.
+
+    pages: of the whole prompt; held: how many of these decode holds; state: indices per component.
+    """
+
+    side: Side
+    rank: int
+    pages: int
+    held: int = 0
+    state: tuple[int, ...] = ()
+
+
 class RoomPlan(NamedTuple):
     """One room. chunks: pages of prefill of each send. decode_pages, decode_state: what decode expects, if not the
     same.
@@ -49,6 +62,7 @@ class RoomPlan(NamedTuple):
     acts_max: the callers do no more than so many calls (they disappear); None: all.
     sends: the sends, where layers of a chunk are sent apart; (): one per chunk. split: how many of decode's pages one
     of prefill's is; short: how many of them the last one lacks. held: how many of its pages decode holds already.
+    odd: a rank that is given something else; only in rooms whose pages are of the same size on both sides.
     """
 
     chunks: tuple[int, ...] = (1,)
@@ -65,6 +79,7 @@ class RoomPlan(NamedTuple):
     split: int = 1
     short: int = 0
     held: int = 0
+    odd: Odd | None = None
 
     @property
     def pages(self) -> int:
@@ -96,6 +111,11 @@ class RoomPlan(NamedTuple):
         """Whether both callers ask for the same."""
         return self.pages == self.pages_expected and self.state == self.state_wanted
 
+    @property
+    def even(self) -> bool:
+        """Whether all ranks want the same in the end, however much of it each of them holds."""
+        return self.odd is None or (self.odd.pages, self.odd.state) == (self.pages, self.state)
+
     def acts(self, *, barrier: bool = False) -> list[Act]:
         """The calls in order, the cut among them. barrier: rest once both sides are open, so that each knows."""
         prefill = [Act("open"), *(Act("send", "prefill", i) for i in range(len(self.parts)))]
@@ -121,7 +141,8 @@ def _carried_size(room: RoomPlan) -> int:
     """What layers that are sent apart, and a prefix, add to a room that is read."""
     chunks = [part.chunk for part in room.sends]
     ahead = sum(chunks[at] > later for at in range(len(chunks)) for later in chunks[at:])
-    return 2 * len(chunks) + sum(len(part.layers) for part in room.sends) + ahead + room.held + room.short
+    size = 2 * len(chunks) + sum(len(part.layers) for part in room.sends) + ahead + room.held + room.short
+    return size if room.odd is None else size + 3 + room.odd.pages + room.odd.held + sum(room.odd.state) + room.odd.rank
 
 
 class Plan(NamedTuple):

@@ -48,7 +48,10 @@ def _quieter(plan: Plan) -> Iterator[Plan]:
 def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
     yield from _plainly_carried(room, traits)
     for chunks, sends in _fewer(room):
-        less, some = room.pages - sum(chunks), room._replace(chunks=chunks, sends=sends)
+        less, some = (
+            room.pages - sum(chunks),
+            _with_odd(room, room.pages - sum(chunks))._replace(chunks=chunks, sends=sends),
+        )
         if some.decode_pages is None:
             yield _bounded(some, traits)
         elif some.decode_pages > less:
@@ -60,7 +63,7 @@ def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
         yield room._replace(cut=room.cut._replace(then=False))
     if room.acts_max is not None:
         yield room._replace(acts_max=1)
-    if room.decode_state is None:
+    if room.decode_state is None and room.odd is None:
         yield room._replace(state=tuple(min(count, 1) for count in room.state))
     for form in _plainer(room.prefill_form, traits.prefill_spellings):
         yield room._replace(prefill_form=form)
@@ -70,13 +73,26 @@ def _shorter(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
 
 def _bounded(room: RoomPlan, traits: Traits) -> RoomPlan:
     """The room with no larger prefix than it has room for."""
-    return room._replace(held=min(room.held, max(0, room.pages_wanted - (not traits.zero_pages))))
+    least = 0 if traits.zero_pages else 1
+    if room.odd is not None:
+        room = room._replace(odd=room.odd._replace(held=min(room.odd.held, max(0, room.odd.pages - least))))
+    return room._replace(held=min(room.held, max(0, room.pages_wanted - least)))
+
+
+def _with_odd(room: RoomPlan, less: int) -> RoomPlan:
+    """The room whose odd rank is given fewer pages, too."""
+    return room if room.odd is None else room._replace(odd=room.odd._replace(pages=max(1, room.odd.pages - less)))
 
 
 def _plainly_carried(room: RoomPlan, traits: Traits) -> Iterator[RoomPlan]:
     """A smaller prefix, or none; all layers together, or in the order of the chunks, or in fewer sends."""
     for held in sorted({0, room.held // 2, max(0, room.held - 1)} - {room.held}):
         yield room._replace(held=held)
+    if room.odd is not None:
+        yield room._replace(odd=room.odd._replace(rank=0))
+        yield room._replace(odd=room.odd._replace(held=0))
+        yield room._replace(held=0, odd=room.odd._replace(held=0))
+        yield _bounded(room._replace(odd=room.odd._replace(pages=max(1, room.odd.pages - 1))), traits)
     if room.short:
         yield _bounded(room._replace(short=0), traits)
     if room.sends:

@@ -10,7 +10,7 @@ from .subject import Subject
 from .suite import Outcome, status
 
 MARK = {True: "holds", False: "broken", None: "unknown"}
-_SHOWN = ("prefill_state_indices", "decode_state_indices", "decode_holds", "sends", "calls")
+_SHOWN = ("prefill_state_indices", "decode_state_indices", "decode_holds", "sends", "odd_rank", "calls")
 
 
 def json_of(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Request(NamedTuple):
     held: on decode the pages of the leading positions, which it holds already (a prefix); `pages` are those of the
     positions after these, and there may be none. Nothing may be written to what is held. Prefill's caller knows nothing
     of it: it opens and sends the whole prompt. An engine whose prefill is told what decode holds, and sends the rest,
-    leaves it out itself.
+    leaves it out itself. odd: a rank whose caller was given something else than those of the others.
     """
 
     number: int
@@ -105,6 +105,19 @@ class Request(NamedTuple):
     aux_index: int
     state_indices: Any = ABSENT
     held: tuple[int, ...] = ()
+    odd: OddRank | None = None
+
+
+class OddRank(NamedTuple):
+    """One rank of a side whose caller asks for something else (`Traits.odd_ranks`).
+
+    request: what it opens. state: on prefill the indices that it sends, a list per component. Of its pages it sends as
+    many as the others in each send, and with the last one all that are left.
+    """
+
+    rank: int
+    request: Request
+    state: list[list[int]] = []  # noqa: RUF012 - never changed
 
 
 class View(NamedTuple):
@@ -143,7 +156,8 @@ class Traits(NamedTuple):
     end of the room. kills: `kill` and `restart` work, for these sides. lost_messages: `lose` works. held_writes:
     `hold_writes` works. injects: `inject` can say something in these channels. guests: `guest` can say these things.
     failing_writes: `fail_writes` works.
-    ranks: the numbers of ranks (prefill, decode) with which it can be started, beside (1, 1).
+    ranks: the numbers of ranks (prefill, decode) with which it can be started, beside (1, 1). odd_ranks: sides of which
+    a rank's caller can be given something else than the others (`Request.odd`).
     simulated: `settle` is exact; no real time passes, and patience means nothing.
     """
 
@@ -173,4 +187,5 @@ class Traits(NamedTuple):
     injects: frozenset[Literal["control", "notification"]] = frozenset()
     guests: frozenset[GuestSays] = frozenset()
     ranks: frozenset[tuple[int, int]] = frozenset()
+    odd_ranks: frozenset[Side] = frozenset()
     simulated: bool = False

@@ -15,7 +15,7 @@ from ..evidence import Step
 from .ground import Given, Ground, Must
 from .plan import RoomPlan
 from .spelling import build, fitted, spelled
-from .subject import SIDES, Handle, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
+from .subject import SIDES, Handle, OddRank, Refused, Request, Shape, Side, Status, Subject, Unsupported, View
 
 _BRIEF_S, _BRIEF_SHARE, _QUIET_SHARE = 0.25, 10, 5
 State = Literal["unopened", "refused", "open", "done", "failed", "gone"]
@@ -126,19 +126,28 @@ class Stage:
     def open(self, live: Live, side: Side) -> None:
         """The side's caller opens the room."""
         mine, plan = live.given[side], live.plan
-        request = Request(live.number, live.attempt, mine.pages, mine.aux, held=mine.held)
-        words = f"open({live}, {len(mine.pages)} pages" + (f" after {len(mine.held)} held" if mine.held else "")
-        if side == "decode":
-            form = fitted(plan.decode_form, mine.state)
-            request = request._replace(state_indices=build(form, mine.state, self.names))
-            words += f", state_indices={spelled(form, mine.state, self.names)}"
-        self.note(side, "call", words + ")")
+        request, words = self._request(live, side, mine)
+        if mine.odd is not None and plan.odd is not None:
+            other, more = self._request(live, side, mine.odd)
+            request = request._replace(odd=OddRank(plan.odd.rank, other, [list(some) for some in mine.odd.state]))
+            words += f"; rank {plan.odd.rank}: {more}"
+        self.note(side, "call", f"open({live}, {words})")
         try:
             with _asked(f"open on {side}", live):
                 live.handles[side] = self.subject.open(side, request)
             live.state[side] = "open"
         except Refused as refusal:
             self._refused(live, side, refusal)
+
+    def _request(self, live: Live, side: Side, mine: Given) -> tuple[Request, str]:
+        """What a caller opens, and the same in words."""
+        request = Request(live.number, live.attempt, mine.pages, mine.aux, held=mine.held)
+        words = f"{len(mine.pages)} pages" + (f" after {len(mine.held)} held" if mine.held else "")
+        if side == "decode":
+            form = fitted(live.plan.decode_form, mine.state)
+            request = request._replace(state_indices=build(form, mine.state, self.names))
+            words += f", state_indices={spelled(form, mine.state, self.names)}"
+        return request, words
 
     def send(self, live: Live, number: int) -> None:
         """Prefill's caller sends a chunk, or some layers of it; state goes with the last send."""
@@ -153,6 +162,9 @@ class Stage:
         value = build(form, mine.state, self.names)
         words = f"send({len(pages)} pages, " + (f"layers={list(layers)}, " if layers else "")
         words += f"state_indices={spelled(form, mine.state, self.names)}"
+        if last and mine.odd is not None and plan.odd is not None:
+            left = max(0, len(mine.odd.pages) - start)
+            words += f"; rank {plan.odd.rank}: {left} pages, state_indices={[list(some) for some in mine.odd.state]}"
         self.note("prefill", "call", words + (", last)" if last else ")"))
         try:
             with _asked("send", live):

@@ -29,7 +29,9 @@ those. Who must not hand memory back too early is then prefill as well: `memory_
 for the suite. `open`, `send`, `abort` and `close` are done on every rank, in whatever order and with whatever between;
 `poll` is open until every rank knows how the room has ended for all of them, and done only if it is on each. Items are
 whole: `fill` gives each rank its part of a page, `read` puts the parts together, so that the suite need not know how
-anything is split and can still compare every byte. What several ranks have (aux) must be the same on each.
+anything is split and can still compare every byte. What several ranks have (aux) must be the same on each. A subject
+that can give one rank's caller other arguments than the rest says so in `Traits.odd_ranks`, and finds them in
+`Request.odd`.
 
 Real time and simulated time
 ----------------------------
@@ -53,6 +55,7 @@ from .shape import (
     ComponentShape,
     GuestSays,
     Item,
+    OddRank,
     Request,
     Shape,
     Side,
@@ -69,6 +72,7 @@ __all__ = [
     "GuestSays",
     "Handle",
     "Item",
+    "OddRank",
     "Refused",
     "Request",
     "Shape",

@@ -25,6 +25,7 @@ from .check import Check
 from .checks_carried import FURTHER as CARRIED
 from .checks_guests import FURTHER as GUESTS
 from .checks_live import CHECKS as LIVE
+from .checks_odd import FURTHER as ODD
 from .checks_ranks import FURTHER as RANKS
 from .checks_safe import CHECKS as SAFE
 from .checks_safe import more_held
@@ -39,7 +40,7 @@ _EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
 _SHRINK_SHARE, _REDUCE_SHARE = 3, 4
 _CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
-FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS, *CARRIED)
+FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS, *CARRIED, *ODD)
 """Checks that go beyond the first one of a property, of what a subject need not have."""
 
 
