@@ -107,6 +107,27 @@ def test_a_failure_on_one_rank_ends_the_room_on_the_other_and_tells_its_peer() -
         rooms[0].failure_exception()
 
 
+def test_a_rank_that_opens_a_room_late_which_has_failed_tells_its_own_peer() -> None:
+    """Once it is connected, METADATA goes out with the opening, before the group can say anything; ABORT follows."""
+    bench = Bench()
+    rooms, senders = bench.both(6), [bench.send(rank, 6) for rank in range(2)]
+    bench.settle()
+    assert [room.outcome for room in rooms] == [DONE, DONE]
+    for room in (*rooms, *senders):
+        room.close()
+    early, senders = bench.receive(0), [bench.stage.offer(7, prefill=rank) for rank in range(2)]
+    bench.settle()
+    senders[0].abort("changed my mind")
+    bench.settle()
+    assert early.outcome is FAILED
+    assert senders[1].poll() is Status.BOOTSTRAPPING
+    late = bench.receive(1)
+    bench.settle()
+    words = "rank 0 of the group: peer_aborted: changed my mind"
+    assert late.failure.detail == senders[1].failure.detail == words
+    assert bench.world.now < 1, "no deadline was needed"
+
+
 def test_a_room_that_is_done_here_and_failed_elsewhere() -> None:
     bench = Bench()
     rooms = bench.both()
