@@ -9,13 +9,44 @@ At the end of a run that had state machines in it, the cells of the tables that 
 import os
 import sys
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("kvrooms-ci", max_examples=60, derandomize=True, database=None, deadline=None)
 settings.register_profile("kvrooms-dev", max_examples=200, deadline=None, print_blob=True)
 settings.register_profile("kvrooms-deep", max_examples=2000, database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvrooms-ci"))
+
+
+@pytest.fixture
+def stack():
+    """What a test has entered, and leaves at its end."""
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def registry(stack):
+    """The URL of a registry of this test's own."""
+    from kvrooms.transport.registry import RegistryServer
+
+    return stack.enter_context(RegistryServer()).url
+
+
+@pytest.fixture(scope="module")
+def processes(request):
+    """Processes that take roles: those of the module that the test's own names in PROCESSES_RUN, or else of a soak."""
+    from kvrooms.soak.procs import Processes
+
+    named = getattr(request.module, "PROCESSES_RUN", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+        with Processes(named) if named else Processes() as made:
+            yield made
+
 
 _CELLS = "kvrooms_cells"
 _visited: Counter[str] = Counter()

@@ -36,6 +36,15 @@ class User:
         say("abort", key.room, failure.detail)
 
 
+class Told(RoomGroup):
+    """Tells what keeps rooms from becoming DONE, whenever that changes."""
+
+    def trouble(self, problems: tuple[str, ...]) -> None:
+        """See `GroupWatcher.trouble`."""
+        super().trouble(problems)
+        say("trouble", problems)
+
+
 def later(group: RoomGroup, room: int, at: float, status: Status) -> None:
     """Report a room's end at a moment of the machine's clock, from a thread of its own."""
 
@@ -50,7 +59,7 @@ def main() -> None:
     rank, size, leader, said = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
     security = Security(said.pop("secret", None))
     member = b"rank %d" % rank
-    group = RoomGroup(rank, size, leader or "127.0.0.1:0", member, security=security, **said)
+    group = Told(rank, size, leader or "127.0.0.1:0", member, security=security, **said)
     say("address", group.address)
     try:
         group.join()

@@ -12,20 +12,8 @@ from rank_support import LIMIT_S, Part, decodes, over, prefills, until
 
 from kvrooms import PrefillEngine, RoomGroup, Status
 from kvrooms.protocol.failure import Reason
-from kvrooms.transport.registry import RegistryServer
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
-def registry(stack: ExitStack) -> str:
-    return stack.enter_context(RegistryServer()).url
 
 
 def test_case_17_what_one_of_two_senders_says_twice_is_not_taken_for_the_other(stack: ExitStack, registry: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,29 +12,10 @@ from rank_support import LIMIT_S, Part, over, prefills, until
 from kvrooms import DecodeEngine, RoomGroup, Status
 from kvrooms.protocol.failure import Reason
 from kvrooms.soak.procs import Processes
-from kvrooms.transport.registry import RegistryServer
 
+PROCESSES_RUN = "group_rank_process"
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(120)]
 DONE, FAILED = Status.DONE, Status.FAILED
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
-def registry(stack: ExitStack) -> str:
-    return stack.enter_context(RegistryServer()).url
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-        with Processes("group_rank_process") as made:
-            yield made
 
 
 class Two:

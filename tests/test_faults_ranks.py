@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,28 +14,9 @@ from rank_support import LIMIT_S, Part, decodes, over, prefills, until
 from kvrooms import Status
 from kvrooms.protocol.failure import Reason
 from kvrooms.soak.procs import Processes
-from kvrooms.transport.registry import RegistryServer
 
+PROCESSES_RUN = "rank_process"
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
-def registry(stack: ExitStack) -> str:
-    return stack.enter_context(RegistryServer()).url
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-        with Processes("rank_process") as made:
-            yield made
 
 
 class Four:

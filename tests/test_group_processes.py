@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +43,7 @@ class Rank:
         self.rank = rank
         self.outcomes: dict[int, tuple[str, str]] = {}
         self.aborted: dict[int, str] = {}
+        self.problems = "()"
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -57,7 +59,7 @@ class Rank:
         self.process.stdin.flush()
 
     def hears(self, what: str) -> str:
-        """The next line that begins with a word; outcomes and aborts before it are remembered."""
+        """The next line that begins with a word; outcomes, aborts and trouble before it are remembered."""
         end = time.monotonic() + LIMIT_S
         while True:
             line = self._lines.get(timeout=max(0.01, end - time.monotonic()))
@@ -69,6 +71,8 @@ class Rank:
             elif word == "abort":
                 room, detail = rest.split(" ", 1)
                 self.aborted[int(room)] = detail
+            elif word == "trouble":
+                self.problems = rest
             if word == what:
                 return rest
             assert word != "ended", f"rank {self.rank} has ended"
@@ -83,9 +87,8 @@ class Rank:
         self.process.send_signal(number)
         if number is signal.SIGKILL:
             self.process.wait(LIMIT_S)
-        stat = Path(f"/proc/{self.process.pid}/stat")
-        while number is signal.SIGSTOP and stat.read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        if number is signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def end(self) -> None:
         self.process.kill()
@@ -126,24 +129,28 @@ class Ranks:
         for rank in self:
             rank.tell("enter", room)
 
-    def serve(self, room: int, tries: int = 100) -> None:
-        """Rooms from this number on become DONE, the first of them or, where a rank is coming back, a later one."""
-        for number in range(room, room + tries):
+    def serve(self, room: int, *, first: bool = False) -> None:
+        """Rooms from this number on become DONE: the first of them, or a later one, once a lost rank is back."""
+        end = time.monotonic() + LIMIT_S
+        for number in count(room):
             for rank in self:
                 rank.tell("enter", number)
                 rank.tell("done", number)
             (status,) = {rank.outcome(number) for rank in self}
             if status == "DONE":
                 return
-            time.sleep(0.1)
-        raise AssertionError(self[0].outcomes)
+            assert not first, self[0].outcomes
+            assert time.monotonic() < end, self[0].outcomes
+            for rank in self:
+                while rank.problems != "()":
+                    rank.hears("trouble")
 
 
 def test_processes_form_a_group_and_agree() -> None:
     with Ranks(3, {**PATIENT, "secret": "one secret for all of them"}) as ranks:
         assert len(ranks.joined) == 1
         assert next(iter(ranks.joined)).endswith(" rank 0,rank 1,rank 2")
-        ranks.serve(1, tries=1)
+        ranks.serve(1, first=True)
         ranks.enter(2)
         ranks[2].tell("done", 2)
         ranks[1].tell("fail", 2)
@@ -177,7 +184,7 @@ def test_whoever_has_another_secret_stays_outside() -> None:
 def test_the_kernel_tells_of_a_death_at_once(victim: int, forked: bool) -> None:
     """No timer runs. A fork of the dead process has copies of nothing that could hide its end."""
     with Ranks(3, PATIENT) as ranks:
-        ranks.serve(1, tries=1)
+        ranks.serve(1, first=True)
         ranks.enter(2)
         for rank in ranks:
             if rank.rank != victim:

@@ -89,12 +89,6 @@ def pair() -> Iterator[Pair]:
     made.prefill.close()
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes() as made:
-        yield made
-
-
 def test_what_may_wait_for_a_peer_that_does_not_read_is_a_setting(pair: Pair) -> None:
     """What happens beyond it is shown where connections are tested."""
     channels: Any = [engine._core.channel for engine in (pair.prefill, pair.decode)]

@@ -6,7 +6,6 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 from process_peers import LIMIT_S, Carrying, NearDecode, NearPrefill
@@ -17,12 +16,6 @@ from kvrooms.soak.plan import Config
 from kvrooms.soak.procs import Process, Processes
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(200)]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes() as made:
-        yield made
 
 
 def serve(processes: Processes, port: int = 0) -> tuple[Process, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
 from process_peers import LIMIT_S, Carrying, Far, NearDecode, NearPrefill
@@ -16,12 +15,6 @@ from kvrooms.soak.plan import Config
 from kvrooms.soak.procs import Processes
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(200)]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
