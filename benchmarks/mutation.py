@@ -45,8 +45,9 @@ DEAD = ("killed", "timeout")
 
 NEAR = (
     "errors failure_status failure_clean identity intervals ledger leases tables rooms "
-    "first_cause manifest manifest_alone manifest_refusals memory_layout notify packing plan shaped_plan "
-    "shaped_property shapes_refusals staging split wire group_tables group_joining spec security"
+    "first_cause manifest manifest_alone manifest_refusals memory_layout notify packing shares grids pair_table "
+    "pair_property staging_rules plan shaped_plan shaped_property shapes_refusals staging split wire group_tables "
+    "group_joining spec security"
 )
 FAR = (
     "engine_handshake engine_hostile engine_digest engine_grants engine_leases engine_holds engine_ranks "

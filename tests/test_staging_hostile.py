@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from kvrooms.harness.mutants.probe import Play
 from kvrooms.harness.mutants.probes_staging import (
     TO_FOUR,
     TO_ONE,
+    TO_SHORTER,
     TO_TWO,
     Staging,
     arrive,
@@ -26,7 +26,6 @@ from kvrooms.protocol import wire
 from kvrooms.protocol.errors import TransportError
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.notify import InSlot, Part, PartKind
-from kvrooms.shapes.table import Case
 
 NOT_FILLED = "slots emptied that were not filled"
 KV = PartKind.KV
@@ -253,7 +252,7 @@ def test_a_hello_that_is_refused_changes_no_plan() -> None:
 @pytest.mark.parametrize("slots", [b"", b"\0\0\0\0"])
 def test_a_position_without_any_page_ends_its_room_and_nothing_else(slots: bytes) -> None:
     """Decode's pages are shorter: a METADATA whose first page lies in ours, and that names none."""
-    stage = staging(Play(0), with_pages_of(TO_ONE, 1))
+    stage = staging(Play(0), TO_SHORTER)
     core = stage.decodes[0].engine._core
     send = core._send
 
@@ -270,12 +269,6 @@ def test_a_position_without_any_page_ends_its_room_and_nothing_else(slots: bytes
     assert "0 pages of 1 tokens" in failure.detail
     core._send = send
     ends_well(stage, 1)
-
-
-def with_pages_of(case: Case, size: int) -> Case:
-    """The same with one page of prefill, and pages of another size on decode."""
-    decode = dataclasses.replace(case.decode_side, page_size=size)
-    return dataclasses.replace(case, prompts=(2, 2), decode_side=decode)
 
 
 # -- slots of other lengths --------------------------------------------------------------------------------------------

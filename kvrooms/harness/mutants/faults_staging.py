@@ -209,6 +209,12 @@ STAGING = (
         ("S5",),
     ),
     Mutant(
+        "no-page-is-a-number-of-pages",
+        "where the pages that a METADATA names begin and end in ours, they hold what it wants",
+        Text("engine.sends:_pages_needed", "if not count or not", "if not"),
+        ("S5",),
+    ),
+    Mutant(
         "slots-are-lent-once",
         "no METADATA names a slot twice",
         Text("engine.sends:lent_to", "if len(set(slots)) < len(slots):", "if False:"),

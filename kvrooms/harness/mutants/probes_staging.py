@@ -19,7 +19,7 @@ from ...protocol.identity import agent_name
 from ...protocol.notify import InSlot, Part, PartKind
 from ...protocol.staging import Slots
 from ...protocol.status import Status
-from ...shapes.build import Model
+from ...shapes.build import Model, Side
 from ...shapes.table import Case
 from ...transport.ports import Arrival, CloseCause
 from ..channel import SimChannel
@@ -33,6 +33,8 @@ from .stage_ranks import RankStage
 _MODEL = Model(attention=(0, 1), kv_heads=4, head_bytes=8)
 TO_ONE = shape(_MODEL, TWO, ONE, (16, 18))
 """Scattered on decode, from 32 bytes of each of four buffers a page."""
+TO_SHORTER = shape(_MODEL, TWO, Side(page_size=1), (2, 2))
+"""A room is one page of prefill, and two of decode."""
 TO_TWO = shape(_MODEL, ONE, TWO, (16, 18), chunk=9)
 """Gathered on prefill."""
 BY_LAYER = shape(_MODEL, TWO, ONE, (16, 18), layerwise=True)
@@ -238,9 +240,9 @@ def slots_that_are_still_read_are_not_filled(play: Play) -> None:
 _Lie = Callable[[wire.Body], wire.Body]
 
 
-def _told(play: Play, lie: _Lie, **settings: Any) -> Staging:
+def _told(play: Play, lie: _Lie, case: Case = TO_ONE) -> Staging:
     """Decode rank 0 says something else; both rooms are called for."""
-    stage = staging(play, TO_ONE, start=False, piece_bytes=64, **settings)
+    stage = staging(play, case, start=False, piece_bytes=64)
     stage.lies["decode", 0, 0] = lie
     for member in stage.members():
         stage.start(member)
@@ -274,6 +276,19 @@ def slots_that_a_peer_invents_are_not_written_to(play: Play) -> None:
         stage = _told(play, metadata)
         if any(room.poll() is Status.DONE for room in stage.decodes[0].rooms.values()):
             raise Broken(f"a grant with slots {slots} is taken")
+
+
+@probe("S5", seeds=1)
+def positions_without_a_page_are_not_written(play: Play) -> None:
+    """A METADATA whose first page lies in the one that it asks for, and that names none; with a slot or without."""
+    for slots in (b"", b"\0\0\0\0"):
+
+        def metadata(body: wire.Body, slots: bytes = slots) -> wire.Body:
+            return replace(body, first_page=1, pages=b"", slots=slots) if isinstance(body, wire.Metadata) else body
+
+        stage = _told(play, metadata, TO_SHORTER)
+        if any(room.poll() is not Status.FAILED for room in stage.decodes[0].rooms.values()):
+            raise Broken("a grant is taken that names no page for a position")
 
 
 def say_emptied(stage: Staging, grant: int, slots: tuple[int, ...]) -> None:
