@@ -218,6 +218,20 @@ def test_an_error_that_is_logged_is_counted():
     assert "a thread died: 0" in faults.first[0]
 
 
+def test_the_processes_of_a_siege_hear_what_is_logged_anywhere():
+    script = """
+import logging
+from kvrooms.fuzz import child
+child.listen_for_faults()
+logging.getLogger("kvrooms.engine").critical("the engine's thread died")
+logging.getLogger("asyncio").error("a task failed")
+logging.getLogger("kvrooms.engine").warning("a peer said what it should not")
+print(child.FAULTS.count)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (ran.stdout, ran.stderr) == ("2\n", "")
+
+
 def test_a_siege_is_ok_only_if_nothing_is_wrong_and_rooms_were_served():
     assert live.Siege(honest_rooms=5).ok
     assert not live.Siege().ok

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from ..protocol import registration as values
 from ..protocol.errors import InvalidArgument, WireError
+from .registry_log import http_log
 from .registry_table import DEFAULT_CAPACITY, Refused, RegistryTable
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class RegistryServer:
         runner = web.AppRunner(
             make_app(self._table, self._token),
             access_log=None,
+            logger=http_log,
             shutdown_timeout=0.5,
             keepalive_timeout=30.0,
             handle_signals=False,
@@ -191,6 +193,8 @@ class _Routes:
                 body = await request.read()
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
+        except ConnectionError:
+            raise Refused(400, "the connection was lost before the body had arrived") from None
         registration = values.decode_announcement(name, rank, body)
         self._table.put(registration)
         return _json(200, values.encode_record(registration, registration.ttl_s))

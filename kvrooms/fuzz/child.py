@@ -144,6 +144,11 @@ class Faults(logging.Handler):
 FAULTS = Faults()
 
 
+def listen_for_faults() -> None:
+    """Let nothing but errors through in this process, and those to `FAULTS`."""
+    logging.basicConfig(level=logging.ERROR, handlers=[FAULTS])
+
+
 def _listen(
     pipe: Connection[Any, Any], calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]], drainer: Drainer
 ) -> None:
@@ -160,8 +165,7 @@ def _listen(
 
 def main(role: str, descriptor: int) -> None:
     """Answer calls until `close`, or until it is told to end: then drain (`Drainer`), and send (None, report)."""
-    logging.basicConfig(level=logging.CRITICAL)
-    logging.getLogger().addHandler(FAULTS)
+    listen_for_faults()
     module, name = ROLES[role]
     side: Any = getattr(importlib.import_module(module, __package__), name)()
     pipe: Connection[Any, Any] = Connection(descriptor)
