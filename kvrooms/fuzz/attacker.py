@@ -6,6 +6,9 @@ import random
 import resource
 import time
 from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from ..protocol.identity import agent_name
@@ -22,13 +25,17 @@ _FLOOD = 1100
 """More than an engine's `max_connections`."""
 _MEETING_S = 20.0
 
+Strike: TypeAlias = tuple[str, bytes, Callable[[], None]]
+"""What it is called, what is sent, and the call that does it."""
+
 
 class Attacker:
     """See the module."""
 
     def __init__(self) -> None:
         self._kinds: Counter[str] = Counter()
-        self._last: deque[str] = deque(maxlen=_REMEMBERED)
+        self._ready: list[Strike] = []
+        self._last: deque[tuple[str, bytes]] = deque(maxlen=_REMEMBERED)
 
     def start(self, seed: int, bootstrap: str, address: str) -> str:
         """Look around and shake hands. Returns the URL of a registry that decode should be lured to."""
@@ -52,9 +59,14 @@ class Attacker:
         self._agents = FalseAgents(agent_name(self._honest), self._prefill.decode[2], self._prefill.grants)
         return True
 
-    def attack(self, first: int, count: int, seconds: float, flood: bool) -> int:
-        """Strikes [first, first + count), spread evenly; once a flood of connections. Returns how many were made."""
+    def prepare(self, first: int, count: int) -> None:
+        """Think of strikes [first, first + count): what that costs is not to be taken from the honest rooms."""
+        self._ready = [self._plan(number) for number in range(first, first + count)]
+
+    def attack(self, seconds: float, flood: bool) -> int:
+        """What was prepared, spread evenly; once a flood of connections. Returns how many strikes were made."""
         began = time.perf_counter()
+        count = len(self._ready)
         stride = max(1, int(count / seconds * _STRIDE_S))
         before = self._prefill.messages
         extra = 0
@@ -62,8 +74,10 @@ class Attacker:
             wait_s = began + seconds * at / count - time.perf_counter()
             if wait_s > 0:
                 time.sleep(wait_s)
-            for number in range(first + at, first + min(at + stride, count)):
-                self.strike(number)
+            for name, data, strike in self._ready[at : at + stride]:
+                strike()
+                self._kinds[name.partition(", ")[2]] += 1
+                self._last.append((name, data))
             if flood and at >= count // 2:
                 flood = False
                 room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 300
@@ -74,24 +88,26 @@ class Attacker:
             time.sleep(left)
         return count + extra + self._prefill.messages - before
 
-    def strike(self, number: int) -> None:
+    def _plan(self, number: int) -> Strike:
         """The strike with this number."""
         rng = random.Random(self._seed << 40 | number)
         where = rng.random()
         if where < 0.62:
-            kind, data = "frames", self._peers[rng.randrange(_PEERS)].strike(rng)
-        elif where < 0.90:
-            kind, data = "notifications", self._agents.strike(rng)
-        elif where < 0.96:
-            kind, data = "connections", self._stranger.strike(rng)
-        else:
-            kind, data = "requests", self._web.strike(rng)
-        self._kinds[kind] += 1
-        self._last.append(f"strike {number}, {kind}: {data[:400].hex()}{'...' if len(data) > 400 else ''}")
+            peer = self._peers[rng.randrange(_PEERS)]
+            data, hang_up = peer.plan(rng)
+            return f"strike {number}, frames", data, partial(peer.strike, data, hang_up)
+        if where < 0.90:
+            data, at = self._agents.plan(rng)
+            return f"strike {number}, notifications", data, partial(self._agents.strike, data, at)
+        if where < 0.96:
+            data = self._stranger.data(rng)
+            return f"strike {number}, connections", data, partial(self._stranger.strike, data)
+        data = self._web.data(rng)
+        return f"strike {number}, requests", data, partial(self._web.strike, data)
 
     def last(self) -> list[str]:
         """The last strikes, for people."""
-        return list(self._last)
+        return [f"{name}: {data[:400].hex()}{'...' if len(data) > 400 else ''}" for name, data in self._last]
 
     def kinds(self) -> dict[str, int]:
         """How many strikes of each kind there were."""

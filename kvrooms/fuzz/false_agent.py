@@ -50,16 +50,17 @@ class FalseAgents:
             return notify.encode(grant, token, rng.choice(_PARTS))
         return notify.encode(rng.randrange(1, 3000), rng.getrandbits(64), rng.choice(_PARTS))
 
-    def strike(self, rng: random.Random) -> bytes:
-        """One notification under one of the names. Returns its bytes."""
-        data = self.data(rng)
-        at = rng.randrange(len(self._agents))
+    def plan(self, rng: random.Random) -> tuple[bytes, int]:
+        """One notification, and under which of the names."""
+        return self.data(rng), rng.randrange(len(self._agents))
+
+    def strike(self, data: bytes, at: int) -> None:
+        """Send one."""
         try:
             self._agents[at].send_notif(self._decode[at], data)
         except Exception as error:  # noqa: BLE001 - whatever NIXL refuses is not sent, and that is all
             logging.getLogger("kvrooms.fuzz").debug("not sent: %s", error)
             self.refused += 1
-        return data
 
 
 def _agent(name: str) -> Any:

@@ -59,25 +59,23 @@ class FalseDecode:
         self.prefill = welcome.source
         self._socket = made
 
-    def strike(self, rng: random.Random) -> bytes:
-        """Say one hostile thing, after a new handshake where the last connection has ended. Returns what was sent."""
+    def plan(self, rng: random.Random) -> tuple[bytes, bool]:
+        """One hostile thing to say, and whether to hang up after it."""
+        return self.data(rng), rng.random() < 0.002
+
+    def strike(self, data: bytes, hang_up: bool) -> None:
+        """Say it, after a new handshake where the last connection has ended."""
         now = self._socket
         if now is None or drain(now) is None:
             if now is not None:
                 now.close()
             self._socket = now = connect(self._address)
             if now is None:
-                return b""
+                return
             send(now, self.hello())
-        data = self.data(rng)
-        if rng.random() < 0.002:
-            self._socket = None
-            send(now, data)
-            now.close()
-        elif not send(now, data):
+        if not send(now, data) or hang_up:
             now.close()
             self._socket = None
-        return data
 
     def data(self, rng: random.Random) -> bytes:
         """One frame, length included."""

@@ -69,15 +69,13 @@ class Stranger:
         body = mutated(rng, sample, whole)
         return struct.pack("<I", len(body)) + body
 
-    def strike(self, rng: random.Random) -> bytes:
-        """One connection. Returns what was sent."""
-        data = self.data(rng)
+    def strike(self, data: bytes) -> None:
+        """One connection, with what `data` returned."""
         one = connect(self._address)
         if one is not None:
             if data:
                 send(one, data)
             self._kept.add(one)
-        return data
 
     def flood(self, connections: int) -> int:
         """See `flood`."""
@@ -126,14 +124,12 @@ class WebStranger:
             return _request("PUT", f"/v1/engines/{other}/0", b"{" + b" " * rng.choice((10, 70_000)))
         return changed(rng, _request("PUT", f"/v1/engines/{other}/0", self._body), self._body)
 
-    def strike(self, rng: random.Random) -> bytes:
-        """One request on a connection of its own. Returns what was sent."""
-        data = self.data(rng)
+    def strike(self, data: bytes) -> None:
+        """One request on a connection of its own, with what `data` returned."""
         one = connect(self._address)
         if one is not None:
             send(one, data)
             self._kept.add(one)
-        return data
 
     def close(self) -> None:
         """Hang up everywhere."""
