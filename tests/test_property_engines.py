@@ -71,8 +71,8 @@ def test_a_promise_that_comes_too_early_is_found(monkeypatch: pytest.MonkeyPatch
 
 @named(
     [
-        Mutant(decode_core.DecodeCore, "_arm", "self._timers.arm(record, Alarm.PHASE, self.now + seconds)", "pass"),
-        Mutant(prefill_core.PrefillCore, "_arm", "self._timers.arm(record, Alarm.PHASE, self.now + seconds)", "pass"),
+        Mutant(decode_core.DecodeCore, "_arm", "self._timers.arm(record, _PHASE, self.now + seconds)", "pass"),
+        Mutant(prefill_core.PrefillCore, "_arm", "self._timers.arm(record, _PHASE, self.now + seconds)", "pass"),
     ]
 )
 def test_a_deadline_that_was_left_off_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ MUTANTS = {
     Mutant(ledger, "_earlier", "if missing.kv", "if missing.kv and missing.aux"): ("decode side", {"L2", "S1"}),
     Mutant(rooms, "step_decode", "isinstance(event, Fail)", "False"): ("decode side", {"C2"}),
     Mutant(rooms, "step_prefill", "and ledger.disagreement", "and False"): ("prefill side", {"A1", "L2"}),
-    Mutant(rooms, "step_prefill", "(Bound, Declared)", "(Bound,)"): ("prefill side", {"A1", "L2"}),
+    Mutant(rooms, "step_prefill", "type(event) is not Settled", "type(event) is Bound"): ("prefill side", {"A1", "L2"}),
 }
 
 

@@ -179,7 +179,7 @@ def find(limit: int = 150) -> Outcome:
 PLANTED = {
     Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"): {"L5"},
     Mutant(PrefillCore, "_tell_failed", "for writer in record.writers:", "for writer in ():"): {"L3", "L2", "A1"},
-    Mutant(PrefillPosting, "_work", "writer.drain.state is Drain.OPEN", "True"): {"S3", "S4", "L4", "S5"},
+    Mutant(PrefillPosting, "_work", "writer.drain.state is _OPEN", "True"): {"S3", "S4", "L4", "S5"},
     Mutant(GrantBook, "verdict", "return Verdict.OVER", "return Verdict.NEW"): {"S3", "S4", "L5", "L3", "L4", "S5"},
     Mutant(Room, "failure_exception", "self.close()", "pass"): {"C2"},
     Mutant(Room, "failure_exception", "raise RoomClosed(", "raise RuntimeError("): {"C2", "L4", "S5"},
