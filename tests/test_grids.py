@@ -5,40 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from plan_support import heads, rank, swa
+from plan_support import FAR, cases, heads, kv, rank, share, side, swa
 
 from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.grids import Grid, Side, grids
-from kvrooms.protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Region, Regions, Shard
+from kvrooms.protocol.layout import AuxSpec, BufferSpec, ComponentSpec, Layout, Owed, Shard
 from kvrooms.protocol.notify import PartKind
-from kvrooms.protocol.shares import Entry, Share
+from kvrooms.protocol.shares import Entry
 
 KV, AUX, STATE = PartKind.KV, PartKind.AUX, PartKind.STATE
-FAR = 2**63 + 1
-"""Addresses that neither a float nor a signed number can hold."""
-
-
-def side(layout: Layout, base: int = FAR, items: int = 4) -> Side:
-    """Every buffer 64 KiB behind the one before it."""
-    ends = iter(range(base, base + 2**24, 2**16))
-    kv = tuple(Region(next(ends), items) for _ in layout.kv)
-    aux = tuple(Region(next(ends), items) for _ in layout.aux)
-    return Side(
-        layout, Regions(kv, aux, tuple(tuple(Region(next(ends), items) for _ in c.buffers) for c in layout.state))
-    )
-
-
-def share(*entries: Entry) -> Share:
-    return Share(1, 1, 0, entries)
-
-
-def kv(buffer: int, first: int, stop: int, target: int | None = None) -> Entry:
-    return Entry(KV, "", buffer, buffer if target is None else target, 0, first, stop)
 
 
 def grid_of(source: Side, target: Side, *entries: Entry) -> Grid:
@@ -47,36 +26,6 @@ def grid_of(source: Side, target: Side, *entries: Entry) -> Grid:
 
 
 # -- beside a reckoning ----------------------------------------------------------------------------------------------
-
-
-@st.composite
-def specs(draw: st.DrawFn, unit_bytes: int, rows: int) -> BufferSpec:
-    """A buffer with units 1 and 2 of six at least, close together or not."""
-    first = draw(st.integers(0, 1))
-    units = draw(st.integers(3, 6)) - first
-    stride = unit_bytes + draw(st.sampled_from((0, 0, 3)))
-    row = stride * units + draw(st.sampled_from((0, 0, 5)))
-    shard = Shard(draw(st.integers(0, 4)), rows, row, units, stride, unit_bytes, first, 6)
-    return BufferSpec(0, "k", shard.end + draw(st.integers(0, 4)), "uint8", (shard,))
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Side, Side, list[Entry]]:
-    """Two ranks with the same few buffers, and what is sent: some units of each that both have."""
-    pages = draw(st.sampled_from(((2, 2), (4, 2), (2, 4), (4, 6), (1, 3))))
-    sides: tuple[list[BufferSpec], list[BufferSpec]] = [], []
-    entries = []
-    for layer in range(draw(st.integers(1, 3))):
-        unit_bytes = draw(st.integers(1, 4))
-        both = [draw(specs(unit_bytes, rows)) for rows in pages]
-        for specs_of_side, spec in zip(sides, both, strict=True):
-            specs_of_side.append(msgspec.structs.replace(spec, layer=layer))
-        low = max(spec.parts[0].first for spec in both)
-        high = min(spec.parts[0].first + spec.parts[0].units for spec in both)
-        cut = draw(st.integers(low, high - 1))
-        entries += [kv(layer, cut, high)] if cut == low else [kv(layer, cut, high), kv(layer, low, cut)]
-    ours, theirs = (Layout(page, tuple(some), (), ()) for page, some in zip(pages, sides, strict=True))
-    return side(ours), side(theirs, 2**33 + 5), draw(st.permutations(entries))
 
 
 def reckoned(where: Side, index: int, entry: Entry, rows: int, block: tuple[int, int]) -> Iterator[int]:
@@ -198,6 +147,12 @@ def test_a_state_component_has_one_block_an_item() -> None:
     assert (grid.block, grid.source_tokens, grid.target_tokens) == (1, 1, 1)
     assert grid.source.base.tolist() == [FAR + 2**16]
     assert grid.size.tolist() == [96]
+
+
+def test_pages_without_rows_are_one_row_where_they_are_of_one_size() -> None:
+    both = side(rank(heads(0, 4, rows=1), page=4).layout)
+    grid = grid_of(both, both, kv(0, 0, 4))
+    assert (grid.block, grid.size.tolist()) == (4, [32])
 
 
 def test_parts_are_apart_and_a_component_has_its_name() -> None:

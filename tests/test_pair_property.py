@@ -33,6 +33,7 @@ def numbers(*values: int) -> Any:
 
 def spread(packed: Packed) -> list[int]:
     """The addresses that the bytes of a packed range have."""
+    assert packed.grains.dtype == np.int64
     return [packed.origin + g * packed.grain + k for g in packed.grains.tolist() for k in range(packed.grain)]
 
 

@@ -164,6 +164,16 @@ def span(rows: Any) -> list[int]:
     return [address + k for address, length, _ in rows.tolist() for k in range(length)]
 
 
+def test_pages_of_some_layers_go_between_what_comes_before_and_after() -> None:
+    pair = PairTable(mixed(), mixed(), share(*EVERY))
+    todo = [AUX_SLOT, STATE_ITEM, (pages(2, (0,), first=3), ""), STATE_ITEM]
+    made = list(pair.pieces(todo, 1000))
+    assert shape_of(made) == [("AS", 40, False), ("K", 64, True), ("S", 32, False)]
+    assert made[1].parts == (Part(KV, 0, 3, 2),)
+    (piece,) = pair.pieces([(pages(2, (0,), first=3)._replace(report=False), "")], 1000)
+    assert (piece.parts, piece.ordered) == ((), False)
+
+
 def test_layers_are_planned_once_and_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[tuple[int, ...]] = []
     of = Grid.of
@@ -198,6 +208,16 @@ def test_few_runs_share_a_piece_as_others_do() -> None:
     assert pair.stages
     assert shape_of(list(pair.pieces([AUX_SLOT, (pages(1), ""), AUX_SLOT], 10**6))) == [("AKA", 144, False)]
     assert shape_of(list(pair.pieces([(pages(1), "")], 64))) == [("", 64, False), ("K", 64, True)]
+
+
+def test_what_is_gathered_lies_in_the_slot_segment_by_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shaped, "RUNS_MIN", 1)
+    (piece,) = PairTable(APART, CLOSE, share(kv(0, 0, 2)), SHORT).pieces([(pages(2), "")], 10**6)
+    slot = [THERE + 256 * page + 64 * row + 16 * unit for row in range(4) for page in (0, 1) for unit in (0, 1)]
+    packed = piece.staged.pack()
+    assert [packed.origin + grain * packed.grain for grain in packed.grains.tolist()] == slot
+    assert piece.source_descriptors.tolist() == [[16 * n, 16, 0] for n in range(8)]
+    assert span(piece.destination_descriptors)[::16] == [HERE + 128 * n + 32 * row for row in range(4) for n in (0, 1)]
 
 
 def test_what_is_gathered_is_cut_between_segments_that_fit_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +325,13 @@ def test_the_words_for_what_is_not_scattered(monkeypatch: pytest.MonkeyPatch) ->
         assert caught.value.field == "buffers"
     with pytest.raises(WireError, match="0 to 1 of STATE 's' are not to be scattered"):
         pair.unpacking(Transfer(STATE, 0, 0, 0, ONE, ONE), "s", 0, 1, 10**6)
+
+
+def test_the_words_for_slots_that_are_too_short() -> None:
+    PairTable(CLOSE, APART, share(*WHOLE), SHORT, lender(length=128))
+    words = "slots of 127 bytes for KV '', of which 128 lie in one buffer"
+    with pytest.raises(WireError, match=words):
+        PairTable(CLOSE, APART, share(*WHOLE), SHORT, lender(length=127))
 
 
 def test_the_words_for_an_item_that_is_not_there() -> None:
