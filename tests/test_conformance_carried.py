@@ -21,7 +21,7 @@ from kvrooms.harness.conformance.reduce import smaller
 from kvrooms.harness.conformance.report import markdown_of
 from kvrooms.harness.conformance.stage import Stage
 from kvrooms.harness.conformance.subject import Item, Unsupported
-from kvrooms.harness.conformance.suite import Session, _judge, default_effort, run
+from kvrooms.harness.conformance.suite import Session, default_effort, judge_check, run
 from kvrooms.harness.mutants.catalogue import BY_NAME
 from kvrooms.harness.mutants.plant import _function
 
@@ -33,7 +33,7 @@ def beyond(subject, property_id, also, examples=100):
     """The verdict of one of these checks alone."""
     [check] = [one for one in FURTHER if (one.id, one.also) == (property_id, also)]
     effort = default_effort(subject, examples=examples, seconds=600.0, shrink_s=600.0)
-    return _judge(Session(subject, effort), check)
+    return judge_check(Session(subject, effort), check)
 
 
 def judged(subject, *properties, examples=60):
@@ -117,9 +117,12 @@ def test_a_step_smaller_has_a_smaller_prefix_and_fewer_sends():
 
 
 def test_it_is_put_to_whoever_can_do_it_and_the_others_are_told():
-    assert [(check.id, check.also) for check in FURTHER] == [
-        (one, way) for way in BEYOND for one in ("L2", "L3", "S1", "S3", "A1")
-    ]
+    put = {way: {check.id for check in FURTHER if check.also == way} for way in BEYOND}
+    everything = {"L2", "L3", "S1", "S3", "A1"}
+    assert put == {BEYOND[0]: everything, BEYOND[1]: {"L2", "S1", "A1"}, BEYOND[2]: everything}
+    [inside] = [check for check in FURTHER if (check.id, check.also) == ("S1", BEYOND[1])]
+    assert [(shape.split, shape.ranks) for shape in inside.shapes(KvroomsSim.traits)] == [(2, (1, 1)), (2, (1, 2))]
+    assert [shape.ranks for shape in inside.shapes(Toy.traits)] == [(1, 1)]
 
     class Plain(Toy):
         traits = Toy.traits._replace(prefixes=False, splits=frozenset(), layers=0)
@@ -134,7 +137,7 @@ def test_it_is_put_to_whoever_can_do_it_and_the_others_are_told():
 
     outcomes = judged(Plain(), "S1", "SMOKE", examples=10)
     missing = {outcome.id: outcome.not_offered for outcome in outcomes}
-    assert missing == {"SMOKE": (), "S1": ("sides of several ranks", *BEYOND)}
+    assert missing == {"SMOKE": (), "S1": ("sides of several ranks", BEYOND[0], BEYOND[2], BEYOND[1])}
     assert "not offered: sides of several ranks, prefixes, " in markdown_of(Plain(), outcomes, "this")
     [outcome] = judged(Toy(), "S1", examples=10)
     assert (outcome.ok, outcome.not_offered) == (True, ("sides of several ranks",))

@@ -16,7 +16,7 @@ from kvrooms.harness.conformance.play import play
 from kvrooms.harness.conformance.reduce import smaller
 from kvrooms.harness.conformance.stage import Stage
 from kvrooms.harness.conformance.subject import ABSENT, OddRank, Request
-from kvrooms.harness.conformance.suite import Session, _judge, default_effort, run
+from kvrooms.harness.conformance.suite import Session, default_effort, judge_check, run
 from kvrooms.harness.mutants.catalogue import BY_NAME
 from kvrooms.harness.mutants.plant import _function
 
@@ -25,7 +25,9 @@ SHAPE = shape_of(INDEXED)._replace(ranks=(2, 2))
 
 
 def judged(subject, examples=100):
-    return _judge(Session(subject, default_effort(subject, examples=examples, seconds=600.0, shrink_s=600.0)), CHECK)
+    return judge_check(
+        Session(subject, default_effort(subject, examples=examples, seconds=600.0, shrink_s=600.0)), CHECK
+    )
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------

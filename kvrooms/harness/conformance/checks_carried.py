@@ -12,12 +12,11 @@ from .draws import ALWAYS, INDEXED, shape_of
 from .draws_carried import layered, prefixed
 from .subject import Shape, Subject, Traits
 
-_IDS = ("L2", "L3", "S1", "S3", "A1")
-
 
 def _shape(traits: Traits) -> Shape:
+    """One for prefixes and for layers, so that a real subject is started once for both."""
     state = (INDEXED,) if traits.when_indexed else (ALWAYS,)
-    return shape_of(*(state if traits.components else ()))
+    return shape_of(*(state if traits.components else ()))._replace(layers=traits.layers)
 
 
 def _equal(traits: Traits) -> list[Shape]:
@@ -25,23 +24,25 @@ def _equal(traits: Traits) -> list[Shape]:
 
 
 def _splits(traits: Traits) -> list[Shape]:
-    """Prefill has larger pages; once more with as few ranks as can share these."""
+    """Prefill has larger pages."""
     shapes = []
     for split in sorted(traits.splits):
         shape = _shape(traits)
         larger, more = split * shape.page_bytes, split * shape.decode_pages
         shapes.append(shape._replace(split=split, page_bytes=larger, decode_pages=more))
-    several = sorted(traits.ranks, key=lambda ranks: (sum(ranks), ranks))[:1]
+    return shapes
+
+
+def _shared(traits: Traits) -> list[Shape]:
+    """The same, and once more with as few ranks as can share these pages."""
+    shapes, several = _splits(traits), sorted(traits.ranks, key=lambda ranks: (sum(ranks), ranks))[:1]
     return shapes + [shapes[0]._replace(ranks=ranks) for ranks in several]
 
 
-def _layers(traits: Traits) -> list[Shape]:
-    return [_shape(traits)._replace(layers=traits.layers)]
-
-
 class _Way(NamedTuple):
-    """How pages are carried: the trait that it needs, its shapes and draws, its words, its share of a check."""
+    """How pages are carried: for which checks, the trait that it needs, shapes and draws, words, share of a check."""
 
+    ids: tuple[str, ...]
     need: str
     shapes: Callable[[Traits], list[Shape]]
     carried: Any
@@ -49,10 +50,13 @@ class _Way(NamedTuple):
     share: float
 
 
+# A start costs seconds where ranks are processes: where a fault meets larger pages it meets nothing new.
+_ALL, _INSIDE = ("L2", "L3", "S1", "S3", "A1"), "prefixes that end inside a page"
 _WAYS = (
-    _Way("prefixes", _equal, prefixed, "prefixes", 0.2),
-    _Way("splits", _splits, prefixed, "prefixes that end inside a page", 0.4),
-    _Way("layers", _layers, layered, "layers that are sent apart", 0.25),
+    _Way(_ALL, "prefixes", _equal, prefixed, "prefixes", 0.2),
+    _Way(_ALL, "layers", _equal, layered, "layers that are sent apart", 0.25),
+    _Way(("L2", "A1"), "splits", _splits, prefixed, _INSIDE, 0.2),
+    _Way(("S1",), "splits", _shared, prefixed, _INSIDE, 0.4),
 )
 
 
@@ -64,4 +68,4 @@ def _carrying(check: Check, way: _Way) -> Check:
     return check._replace(shapes=way.shapes, draws=draws, needs=needs, share=share, also=way.also)
 
 
-FURTHER = tuple(_carrying(check, way) for way in _WAYS for check in (*LIVE, *SAFE) if check.id in _IDS)
+FURTHER = tuple(_carrying(check, way) for way in _WAYS for check in (*LIVE, *SAFE) if check.id in way.ids)

@@ -104,6 +104,6 @@ def _judge(stage: Stage, live: Live, why: str, *, whole: bool) -> None:
 
 
 FURTHER = (
-    Check("A1", _shapes, _one_is_odd, _one_outcome, ("odd_ranks",), share=0.75, fits=_is_odd,
+    Check("A1", _shapes, _one_is_odd, _one_outcome, ("odd_ranks",), share=0.5, fits=_is_odd,
           also="ranks of a side that disagree"),
 )  # fmt: skip

@@ -40,7 +40,7 @@ _EXAMPLES_MIN, _EXAMPLES_MIN_BROAD = 3, 12
 _SHRINK_SHARE, _REDUCE_SHARE = 3, 4
 _CONFIRM, _CONFIRM_TRIES = 2, 3
 CHECKS: dict[str, Check] = {check.id: check for check in (*LIVE, *SAFE)}
-FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS, *CARRIED, *ODD)
+FURTHER: tuple[Check, ...] = (*GUESTS, *RANKS, *ODD, *CARRIED)
 """Checks that go beyond the first one of a property, of what a subject need not have."""
 
 
@@ -256,18 +256,22 @@ def _line(said: Mapping[str, str]) -> str:
 
 def judge(session: Session, property_id: str) -> Outcome:
     """Search for a counterexample of one property: in what every subject has, then in what this one offers beyond."""
-    outcome, traits = _judge(session, CHECKS[property_id]), session.subject.traits
-    further = [check for check in FURTHER if check.id == property_id]
+    further, traits = [check for check in FURTHER if check.id == property_id], session.subject.traits
     missing = tuple(check.also for check in further if check.lacks(traits) is not None)
-    for check in further:
-        if outcome.ok and check.also not in missing:
-            more = _judge(session, check)
-            examples, seconds = outcome.examples + more.examples, outcome.seconds + more.seconds
-            outcome = more._replace(examples=examples, seconds=seconds)
+    try:
+        outcome = judge_check(session, CHECKS[property_id])
+        for check in further:
+            if outcome.ok and check.also not in missing:
+                more = judge_check(session, check)
+                examples, seconds = outcome.examples + more.examples, outcome.seconds + more.seconds
+                outcome = more._replace(examples=examples, seconds=seconds)
+    finally:
+        session.stop()
     return outcome._replace(not_offered=missing)
 
 
-def _judge(session: Session, check: Check) -> Outcome:
+def judge_check(session: Session, check: Check) -> Outcome:
+    """What one check alone finds. The subject may go on running, for a check with memory of the same shape."""
     started, effort, traits = time.monotonic(), session.effort, session.subject.traits
     lacking = check.lacks(traits)
     if lacking is not None:
@@ -283,11 +287,11 @@ def _judge(session: Session, check: Check) -> Outcome:
             if search.broken:
                 return _verdict(session, check, search, examples, started)
     except Unsupported as unsupported:
+        session.stop()
         return Outcome(check.id, None, examples, str(unsupported), seconds=time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - a subject that cannot be driven here may be judged elsewhere
-        return Outcome(check.id, None, examples, _undriven(error), seconds=time.monotonic() - started)
-    finally:
         session.stop()
+        return Outcome(check.id, None, examples, _undriven(error), seconds=time.monotonic() - started)
     reason = unconfirmed or ("" if examples else "no example said anything about it in the time there was")
     return Outcome(check.id, None if reason else True, examples, reason, seconds=time.monotonic() - started)
 
