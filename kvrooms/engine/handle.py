@@ -382,18 +382,20 @@ def wait_any(rooms: Iterable[H], timeout: float | None = None) -> list[H]:
     rooms = list(rooms)
     if not rooms:
         raise InvalidArgument("rooms", rooms, "there must be at least one room to wait for")
-    ended = [room for room in rooms if room.poll().terminal]
+    for desk in {room._desk for room in rooms if not room._status.terminal}:  # noqa: SLF001
+        check_process(desk)  # once for all of its rooms: here there may be many, and often
+    ended = [room for room in rooms if room._status.terminal]  # noqa: SLF001
     if ended:
         return ended
     gate = _Gate()
+    wake = gate.open
     for room in rooms:
-        room._check_process()  # noqa: SLF001
-        room._end.call(room._desk.lock, gate.open)  # noqa: SLF001
+        room._end.call(room._desk.lock, wake)  # noqa: SLF001
     opened = gate.wait(timeout)
-    ended = [room for room in rooms if room.poll().terminal]
+    ended = [room for room in rooms if room._status.terminal]  # noqa: SLF001
     for room in rooms:
-        if room not in ended:
-            room._end.cancel(room._desk.lock, gate.open)  # noqa: SLF001
+        if not room._end.happened:  # noqa: SLF001
+            room._end.cancel(room._desk.lock, wake)  # noqa: SLF001
     if not opened and not ended:
         raise TimeoutError(f"none of {len(rooms)} rooms has ended after {timeout} s")
     return ended
