@@ -387,15 +387,13 @@ def wait_any(rooms: Iterable[H], timeout: float | None = None) -> list[H]:
     ended = [room for room in rooms if room._status.terminal]  # noqa: SLF001
     if ended:
         return ended
-    gate = _Gate()
-    wake = gate.open
+    wake = (gate := _Gate()).open
     for room in rooms:
         room._end.call(room._desk.lock, wake)  # noqa: SLF001
     opened = gate.wait(timeout)
     ended = [room for room in rooms if room._status.terminal]  # noqa: SLF001
     for room in rooms:
-        if not room._end.happened:  # noqa: SLF001
-            room._end.cancel(room._desk.lock, wake)  # noqa: SLF001
+        room._end.cancel(room._desk.lock, wake)  # noqa: SLF001
     if not opened and not ended:
         raise TimeoutError(f"none of {len(rooms)} rooms has ended after {timeout} s")
     return ended
