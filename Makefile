@@ -72,7 +72,7 @@ docs-spec: $(STAMP) ## Write docs/spec.md from the running tables, docs/settings
 	@timeout 60 $(BIN)/python -P -m kvrooms.cli.settings_doc > build/settings.md.new && mv build/settings.md.new docs/settings.md
 
 tests: $(STAMP) ## Tests; every branch of protocol/ and statemachine/ must be reached
-	timeout 900 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)
+	timeout 1800 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term --cov-fail-under=100 $(PYTEST_ARGS)
 
 verify-quick: $(STAMP) ## The properties of the rooms, in about a minute
 	timeout 400 $(BIN)/kvrooms verify --quick
