@@ -7,6 +7,7 @@ item's number times the item's length.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from math import gcd
 from typing import NamedTuple
@@ -165,6 +166,7 @@ def grids(source: Side, target: Side, share: Share) -> dict[tuple[PartKind, str]
     Raises WireError, naming the entry, for a share that leaves its items.
     """
     found: dict[tuple[PartKind, str], list[_Found]] = {}
+    made: Counter[tuple[PartKind, str]] = Counter()
     sizes = source.layout.page_size, target.layout.page_size
     for i, entry in enumerate(share.entries):
         a, b = _place(source, entry, entry.source), _place(target, entry, entry.target)
@@ -173,8 +175,10 @@ def grids(source: Side, target: Side, share: Share) -> dict[tuple[PartKind, str]
         runs = _runs(entry, shards, rows)
         for (spec, _), shard, offsets in zip((a, b), shards, runs[:2], strict=True):
             _check_end(i, entry, spec, shard, int(offsets.max()) + int(runs[2].max()))
-        name = "" if entry.kind is PartKind.AUX else entry.name  # one write takes all aux buffers along
-        found.setdefault((entry.kind, name), []).append(
+        key = entry.kind, "" if entry.kind is PartKind.AUX else entry.name  # one write takes all aux buffers along
+        made[key] += len(runs[2])
+        _check_runs(entry, made[key])
+        found.setdefault(key, []).append(
             (
                 _Run(runs[0], shards[0].row_stride, *a, entry.source),
                 _Run(runs[1], shards[1].row_stride, *b, entry.target),
@@ -217,8 +221,7 @@ def _runs(entry: Entry, shards: tuple[Shard, Shard], rows: int) -> tuple[_U64, _
     along = units * size if across == 1 else size
     down = 1 if all(s.row_stride == along for s in shards) or rows == 1 else rows
     length = along * (rows if down == 1 else 1)
-    if across * down > RUNS_MAX:
-        raise WireError("share.entries", f"{entry}: a block of {across * down} runs; at most {RUNS_MAX} are planned")
+    _check_runs(entry, across * down)
     offsets = []
     for shard in shards:
         start = shard.offset + (entry.first - shard.first) * shard.unit_stride
@@ -228,6 +231,12 @@ def _runs(entry: Entry, shards: tuple[Shard, Shard], rows: int) -> tuple[_U64, _
     return offsets[0], offsets[1], np.full(len(offsets[0]), length, dtype=np.uint64)
 
 
+def _check_runs(entry: Entry, runs: int) -> None:
+    """Before they take memory: whoever says what is shared may say anything."""
+    if runs > RUNS_MAX:
+        raise WireError("share.entries", f"{entry}: a block of {runs} runs; at most {RUNS_MAX} are planned")
+
+
 def _check_end(i: int, entry: Entry, spec: BufferSpec, shard: Shard, end: int) -> None:
     if end > spec.item_length or shard.end > spec.item_length:
         raise WireError(f"share.entries[{i}]", f"{entry} ends at {max(end, shard.end)} of {spec.item_length} of {spec}")
@@ -235,8 +244,6 @@ def _check_end(i: int, entry: Entry, spec: BufferSpec, shard: Shard, end: int) -
 
 def _grid(kind: PartKind, found: list[_Found], sizes: tuple[int, int]) -> Grid:
     size = np.concatenate([lengths for _, _, lengths in found])
-    if len(size) > RUNS_MAX:
-        raise WireError("share.entries", f"a block of {len(size)} runs; at most {RUNS_MAX} are planned")
     ours, theirs = [run for run, _, _ in found], [run for _, run, _ in found]
     at, to = (np.concatenate([np.full(len(run.offset), run.buffer) for run in runs]) for runs in (ours, theirs))
     offset = np.concatenate([run.offset for run in theirs])

@@ -307,6 +307,15 @@ def check_share(share: Share, sender: Layout, receiver: Layout) -> None:
             if entry.first >= entry.stop or not _owns(shard, entry.first, entry.stop):
                 end = shard.first + shard.units
                 raise WireError(f"share.entries[{i}]", f"{entry}: the rank has units {shard.first} to {end - 1}")
+    _check_once(share)
+
+
+def _check_once(share: Share) -> None:
+    """No byte is asked for twice."""
+    places = sorted((e.kind.value, e.name, e.target, e.shard, e.first, e.stop, i) for i, e in enumerate(share.entries))
+    for (*one, _, stop, _), (*other, first, _, i) in pairwise(places):
+        if one == other and first < stop:
+            raise WireError(f"share.entries[{i}]", f"{share.entries[i]} asks for units that another entry asks for")
 
 
 def _numbered(layout: Layout) -> dict[tuple[PartKind, str, int], BufferSpec]:

@@ -244,7 +244,7 @@ def test_a_hello_that_is_refused_changes_no_plan() -> None:
     bad = replace(good, staging=replace(good.staging, length=8))
     for _ in range(2):
         with pytest.raises(wire.WireError):
-            core._share_with(peer, bad)
+            core._terms(peer, bad)
         assert (peer.share, peer.staging, peer.pairs, peer.covers, peer.table) == before
     ends_well(stage, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..protocol import wire
+from ..protocol.errors import WireError
 from ..protocol.events import LeaseEvent
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import Failure, Reason
@@ -70,7 +71,10 @@ class DecodeLinks(DecodeSources):
         for other in self._by_target.values():
             reaches = other.incarnation if other.up else other.sought
             if other.connection is not None and not other.dropped and reaches == link.sought:
-                self._share(link, other)
+                if link.share == other.share:
+                    self._share(link, other)
+                else:
+                    self._unlike(link, registration.address)
                 return
         link.trouble = f"{registration.address} does not answer"
         link.connection = self.channel.dial(registration.address)
@@ -94,6 +98,13 @@ class DecodeLinks(DecodeSources):
         if other.up:
             self._linked(other)
 
+    def _unlike(self, link: DecodeLink, address: str) -> None:
+        """The engine has a connection for what it is under another name: nothing of this one can go over it."""
+        words = f"{address} is registered under two names, and not with the same memory"
+        link.sought = 0  # what that engine still has to promise goes over its connection
+        self._refused(link, Failure(Reason.HANDSHAKE_REFUSED, words))
+        self._redial(link, words)
+
     def _redial(self, link: DecodeLink, trouble: str) -> None:
         """Try again after a pause, as long as somebody needs the link."""
         link.trouble = trouble
@@ -116,7 +127,11 @@ class DecodeLinks(DecodeSources):
     def _opened(self, event: Opened) -> None:
         link = self._links.get(event.connection)
         if isinstance(link, DecodeLink):
-            slots = self._slots_for(link)
+            try:
+                slots = self._slots_for(link)
+            except WireError as error:  # more runs than anybody plans
+                self._refuse(link, (str(error),))
+                return
             blob = self.transport.metadata()  # with the slots, if these are new
             self._send(link, wire.Hello(self.name, self.agent, self.layout, self.regions, blob, link.share, slots))
             link.introduced, link.incarnation = True, link.sought

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from ..protocol import wire
 from ..protocol.errors import TransportError, WireError
 from ..protocol.failure import DETAIL_MAX, Failure, Reason
@@ -9,7 +11,7 @@ from ..protocol.grids import Side
 from ..protocol.identity import agent_name
 from ..protocol.layout import check_layout, check_regions, differences
 from ..protocol.shaped import PairTable
-from ..protocol.shares import Share, check_share, covers_of
+from ..protocol.shares import Covers, Share, check_share, covers_of
 from ..protocol.staging import Slots, Staging, check_slots, slot_bytes
 from ..transport.ports import CloseCause, Closed, Opened
 from .core import EngineCore, Link, Ports, log
@@ -17,6 +19,7 @@ from .prefill_state import PrefillPeer
 from .staging import Stage, make_stage
 from .timers import Alarm
 
+_Terms: TypeAlias = tuple[Share | None, Slots | None, Covers | None, PairTable | None]
 _PROOFS = (CloseCause.PEER_CLOSED, CloseCause.RESET)
 _UNPROVEN_MAX = 256
 """How many decode engines that went silent are remembered, in case they come back."""
@@ -85,18 +88,25 @@ class PrefillLinks(EngineCore):
             old = peer.link.connection
             self._drop(peer.link, "replaced by a newer connection")
             self._closed(Closed(old, CloseCause.LOCAL, "replaced by a newer connection"))
-        self._share_with(peer, hello)
+        terms = self._terms(peer, hello)
+        if terms is not None:
+            self._unload(peer)  # what it has registered since then can be written to with its new metadata alone
         if peer.table is None:
             peer.table = self.transport.add_peer(hello.agent, hello.blob, hello.layout, hello.regions)
             peer.regions, peer.layout, peer.blob = hello.regions, hello.layout, hello.blob
             peer.broken = peer.suspect = False
+        if terms is not None:
+            peer.share, peer.staging, peer.covers, peer.pairs = terms
         return peer
 
-    def _share_with(self, peer: PrefillPeer, hello: wire.Hello) -> None:
-        """What we owe this decode rank, as it says itself; checked, and the plans made. Raises WireError."""
+    def _terms(self, peer: PrefillPeer, hello: wire.Hello) -> _Terms | None:
+        """What we owe this decode rank, as it says itself; checked, and the plans made. None: as before, and of the
+        same memory: plans are of the memory that they were made for. Raises WireError.
+        """
         share, us = hello.share, self.instance.ranks[self.rank]
-        if (share, hello.staging) == (peer.share, peer.staging) and (share is None or peer.pairs is not None):
-            return
+        same_memory = (peer.regions, peer.layout) == (hello.regions, hello.layout)
+        if same_memory and (share, hello.staging) == (peer.share, peer.staging):
+            return None
         if peer.drains:
             raise WireError("hello.share", "the same incarnation has asked for another share, and has grants of it")
         if hello.staging is not None:
@@ -105,8 +115,7 @@ class PrefillLinks(EngineCore):
         if share is not None:
             check_share(share, self.layout, hello.layout)
             covers, pairs = covers_of(share, us), self._plans(share, Side(hello.layout, hello.regions), hello.staging)
-        self._unload(peer)  # what it has registered since then can be written to with its new metadata alone
-        peer.share, peer.staging, peer.covers, peer.pairs = share, hello.staging, covers, pairs
+        return share, hello.staging, covers, pairs
 
     def _plans(self, share: Share, theirs: Side, slots: Slots | None) -> PairTable:
         """The plans for a share; with staging if that is set, and there is or can be a buffer for it."""
