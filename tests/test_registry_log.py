@@ -55,6 +55,15 @@ def test_bad_requests_are_warnings_of_one_line_and_ever_rarer(
     assert "Invalid char in url path" in seen[1].getMessage(), "it says what is wrong"
 
 
+def test_a_body_that_says_it_is_compressed_is_a_bad_request(
+    server: RegistryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd"
+    assert told(server, b"PUT /v1/engines/a/0" + body).startswith(b"HTTP/1.1 400")
+    assert told(server, b"GET /health" + body).startswith(b"HTTP/1.1 200")
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
 def test_who_hangs_up_in_the_middle_of_a_body_is_no_error(
     server: RegistryServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,7 @@ class RegistryServer:
             make_app(self._table, self._token),
             access_log=None,
             logger=http_log,
+            auto_decompress=False,  # a body that is none would be an error of ours, and a small one could be large
             shutdown_timeout=0.5,
             keepalive_timeout=30.0,
             handle_signals=False,
