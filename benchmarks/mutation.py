@@ -47,7 +47,7 @@ NEAR = (
     "errors failure_status failure_clean identity intervals ledger leases tables rooms "
     "first_cause manifest manifest_alone manifest_refusals memory_layout notify packing shares grids pair_table "
     "pair_property staging_rules plan shaped_plan shaped_property shapes_refusals staging split wire group_tables "
-    "group_joining spec security"
+    "group_joining spec security wire_words group_frames refusal_words value_limits manifest_shares"
 )
 FAR = (
     "engine_handshake engine_hostile engine_digest engine_grants engine_leases engine_holds engine_ranks "
@@ -57,7 +57,7 @@ FAR = (
 )
 COLD = (
     "errors identity intervals ledger leases tables rooms first_cause manifest manifest_refusals notify "
-    "wire group_tables memory_layout plan split spec"
+    "wire group_tables memory_layout plan split spec wire_words group_frames refusal_words value_limits manifest_shares"
 )
 # Tests that run a planted mistake, or the product as another process, say nothing about the mutant.
 LEFT_OUT = "not mutant and not dies and not breaks_its_property and not find_it and not worth and not every_run"
