@@ -103,7 +103,18 @@ class DecodeLinks(DecodeSources):
         words = f"{address} is registered under two names, and not with the same memory"
         link.sought = 0  # what that engine still has to promise goes over its connection
         self._refused(link, Failure(Reason.HANDSHAKE_REFUSED, words))
-        self._redial(link, words)
+        idle = [one for one in self._by_target.values() if one.sources.keys() & link.sources.keys() and self._idle(one)]
+        self._tickets = {ticket: one for ticket, one in self._tickets.items() if one not in idle}
+        for one in idle:  # whoever opens a room by that name looks for all of its ranks again
+            self._timers.disarm(one, Alarm.REDIAL)
+            self._let_go_of(one)
+        if link not in idle:
+            self._redial(link, words)
+
+    def _idle(self, link: DecodeLink) -> bool:
+        """Whether a link has no connection, and nothing waits for one."""
+        waits = link.held or link.holds or self._awaited(link) or self._owes_aborts(link)
+        return link.connection is None and not waits
 
     def _redial(self, link: DecodeLink, trouble: str) -> None:
         """Try again after a pause, as long as somebody needs the link."""

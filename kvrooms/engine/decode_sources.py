@@ -85,7 +85,7 @@ class DecodeSources(EngineCore):
         """One more rank of an instance is known, or known anew."""
         source.known[rank] = registration
         missing = source.unknown
-        for other in missing if self._wanted(source) else ():
+        for other in missing:
             self._watch(source, source.target._replace(rank=other))
         if missing:
             names = ", ".join(map(str, missing))
@@ -102,11 +102,6 @@ class DecodeSources(EngineCore):
         for record in waiting:
             self._located(record, source.routes)
         self._dial(source)
-
-    def _wanted(self, source: Source) -> bool:
-        """Whether anything waits for an instance: if nothing does, its ranks are looked for when something comes."""
-        links = [link for link in self._by_target.values() if source in link.sources]
-        return bool(source.waiting) or any(link.held or link.holds for link in links)
 
     def _changed(self, source: Source, routes: tuple[Route, ...]) -> None:
         """A rank has come back, and perhaps as another one: what waits to be asked of it was placed for what it was."""

@@ -156,14 +156,18 @@ class Eyes(Bench):
         side = next((one for one in (*self.decodes, *self.prefills) if one.name == name), None)
         self.note(name, "fault", what)
         self._still.discard(name)
-        if side is None or what == "woken":
+        if side is None:
             return
         if what == "stalled":
             self._still.add(name)
-        self.injected[f"engine {what}"] += 1
         decode = side in self.decodes
-        for other in self.prefills if decode else self.decodes:
-            pair = (side, other) if decode else (other, side)
+        pairs = [(side, other) if decode else (other, side) for other in (self.prefills if decode else self.decodes)]
+        if what == "woken":  # a peer that was started meanwhile may have waited too long for its WELCOME
+            for link in [(d.name, p.name) for d, p in pairs if not self.established(d, p)]:
+                self._links[link] = max(self._links.get(link, Trouble.NONE), Trouble.RECONNECTING)
+            return
+        self.injected[f"engine {what}"] += 1
+        for pair in pairs:
             if what in ("killed", "closed"):
                 self.break_link(*pair, f"{name} is {what}")
             else:
