@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable
 
 from ...protocol.invariants import INVARIANTS
-from .catalogue import MUTANTS
+from .catalogue import BY_NAME, MUTANTS
 from .run import MutantReport, MutantResult, run_mutants
 
 BEGIN = "<!-- the table below is written by `python -m kvrooms.harness.mutants.table` -->"
@@ -42,8 +43,13 @@ def _noticed(killed_by: Iterable[str]) -> list[str]:
     return [f"{checker}: {', '.join(properties)}" for checker, properties in found.items()]
 
 
-def _main() -> int:
-    report = run_mutants(scope="full", progress=lambda line: print(line, file=sys.stderr))  # noqa: T201 - a command
+def _main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kvrooms.harness.mutants.table", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to look at (default: all of them)")
+    names = parser.parse_args(argv).names
+    if unknown := [name for name in names if name not in BY_NAME]:
+        parser.error(f"no mutant is called {', '.join(unknown)}")
+    report = run_mutants(names=names or None, scope="full", progress=lambda line: print(line, file=sys.stderr))  # noqa: T201 - a command
     print(markdown(report))  # noqa: T201
     wrong = [one for one in report.results if one.missed or one.more or one.counterexample is None]
     for one in wrong:
