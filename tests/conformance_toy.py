@@ -19,6 +19,7 @@ CARRIED = {
     "rounded": "a page of prefill that decode holds in part is thought to be held",
     "first-layer": "a page has landed with the first of its layers",
     "last-layer": "a chunk has landed with the layers that came in its last send",
+    "apart-by-count": "under a prefix a layer that is sent apart goes to the first page that is wanted",
 }
 
 
@@ -194,7 +195,8 @@ class Toy(Subject):
         request, split = prefill.other.request, self.shape.split
         sources = [page for layers, some, _, _ in prefill.sent if layer in layers for page in some]
         there, held = [*request.held, *request.pages], len(request.held)
-        if self.defect == "by-count":
+        apart = any(len(layers) < self.layers for layers, _, _, _ in prefill.sent)
+        if self.defect == "by-count" or (self.defect == "apart-by-count" and apart):
             there, held = [*request.pages], 0
         if self.defect == "again":
             held = 0

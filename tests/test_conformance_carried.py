@@ -123,6 +123,8 @@ def test_it_is_put_to_whoever_can_do_it_and_the_others_are_told():
     [inside] = [check for check in FURTHER if (check.id, check.also) == ("S1", BEYOND[1])]
     assert [(shape.split, shape.ranks) for shape in inside.shapes(KvroomsSim.traits)] == [(2, (1, 1)), (2, (1, 2))]
     assert [shape.ranks for shape in inside.shapes(Toy.traits)] == [(1, 1)]
+    [apart] = [check for check in FURTHER if (check.id, check.also) == ("S1", BEYOND[2])]
+    assert [(shape.split, shape.ranks) for shape in apart.shapes(KvroomsSim.traits)] == [(1, (1, 1)), (1, (1, 2))]
 
     class Plain(Toy):
         traits = Toy.traits._replace(prefixes=False, splits=frozenset(), layers=0)
@@ -167,6 +169,7 @@ def test_a_subject_that_says_it_can_and_cannot_is_unknown():
                            "page_sizes": "a page of prefill is 2 of decode's"}, "decode waits"),
         ("first-layer", "S1", {"chunks": "[1]"}, "holds other bytes"),
         ("last-layer", "S1", {}, "holds other bytes"),
+        ("apart-by-count", "S1", {"chunks": "[2]", "decode_holds": "[2]", "decode_pages": "[0]"}, "holds other bytes"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_found_and_shown_in_its_smallest_room(mistake, property_id, said, words):
@@ -177,9 +180,9 @@ def test_each_mistake_is_found_and_shown_in_its_smallest_room(mistake, property_
     assert words in outcome.reason
     assert said.items() <= found.input.items()
     assert not [name for name in found.input if name.startswith("other_room")]
-    if "layer" in mistake:
+    if "layer" in mistake or "apart" in mistake:
         assert re.fullmatch(r"0: chunk 0 layers \[.*\], 1: chunk 0 layers \[.\]", found.input["sends"])
-        assert "send(1 pages, layers=[" in found.text() or mistake == "last-layer"
+        assert "send(1 pages, layers=[" in found.text() or mistake != "first-layer"
     else:
         assert "sends" not in found.input
         assert "1 held" in found.text()

@@ -33,10 +33,19 @@ def _splits(traits: Traits) -> list[Shape]:
     return shapes
 
 
-def _shared(traits: Traits) -> list[Shape]:
+def _shared(shapes: Callable[[Traits], list[Shape]]) -> Callable[[Traits], list[Shape]]:
     """The same, and once more with as few ranks as can share these pages."""
-    shapes, several = _splits(traits), sorted(traits.ranks, key=lambda ranks: (sum(ranks), ranks))[:1]
-    return shapes + [shapes[0]._replace(ranks=ranks) for ranks in several]
+
+    def more(traits: Traits) -> list[Shape]:
+        alone, several = shapes(traits), sorted(traits.ranks, key=lambda ranks: (sum(ranks), ranks))[:1]
+        return alone + [alone[0]._replace(ranks=ranks) for ranks in several]
+
+    return more
+
+
+def _apart(subject: Subject, shape: Shape, base: Any) -> Any:
+    """Layers that are sent apart, of prompts of which decode may hold the beginning."""
+    return layered(subject, shape, prefixed(subject, shape, base) if subject.traits.prefixes else base)
 
 
 class _Way(NamedTuple):
@@ -52,11 +61,13 @@ class _Way(NamedTuple):
 
 # A start costs seconds where ranks are processes: where a fault meets larger pages it meets nothing new.
 _ALL, _INSIDE = ("L2", "L3", "S1", "S3", "A1"), "prefixes that end inside a page"
+_APART = "layers that are sent apart"
 _WAYS = (
     _Way(_ALL, "prefixes", _equal, prefixed, "prefixes", 0.2),
-    _Way(_ALL, "layers", _equal, layered, "layers that are sent apart", 0.25),
+    _Way(("L2", "L3", "S3", "A1"), "layers", _equal, _apart, _APART, 0.25),
+    _Way(("S1",), "layers", _shared(_equal), _apart, _APART, 0.4),
     _Way(("L2", "A1"), "splits", _splits, prefixed, _INSIDE, 0.2),
-    _Way(("S1",), "splits", _shared, prefixed, _INSIDE, 0.4),
+    _Way(("S1",), "splits", _shared(_splits), prefixed, _INSIDE, 0.4),
 )
 
 
