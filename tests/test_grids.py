@@ -269,4 +269,4 @@ def test_the_words_for_too_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{OK}: a block of 16 runs; at most 15 are planned" in text
     field, text = refused(wide, wide, *halves)
     assert field == "share.entries"
-    assert "a block of 16 runs; at most 15 are planned" in text
+    assert f"{halves[1]}: a block of 16 runs; at most 15 are planned" in text

@@ -304,6 +304,17 @@ def test_the_words_for_an_aux_buffer_of_a_peer() -> None:
         assert f"{FIRST}: units of layer 0 aux have another size or element type" in str(caught.value)
 
 
+def test_the_words_for_units_that_two_entries_ask_for() -> None:
+    low, high = (msgspec.structs.replace(GOOD, first=first, stop=stop) for first, stop in ((0, 2), (2, 4)))
+    check_share(Share(1, 1, 0, (high, FIRST, low)), THEIRS, THEIRS)
+    for first in (0, 1):
+        more = msgspec.structs.replace(GOOD, first=first, stop=3)
+        with pytest.raises(WireError) as caught:
+            check_share(Share(1, 1, 0, (low, FIRST, more)), THEIRS, THEIRS)
+        assert str(caught.value) == f"share.entries[2]: {more} asks for units that another entry asks for"
+        assert caught.value.field == "share.entries[2]"
+
+
 def test_a_receiver_beyond_the_last_is_named() -> None:
     check_share(Share(1, 2, 1, (FIRST, GOOD)), THEIRS, THEIRS)
     with pytest.raises(WireError, match="2 of 2 receivers") as caught:
