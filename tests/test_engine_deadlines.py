@@ -22,6 +22,7 @@ from kvrooms.protocol.failure import Reason
 from kvrooms.transport.ports import CloseCause
 
 BOOTSTRAP = "http://world:1"
+CALLER = ("waiting for the caller of prefill-0; open: its next send", "does whatever computes this request still run")
 
 
 def ended(bench: Bench, room: Any, reason: Reason, after: float, *words: str) -> None:
@@ -128,13 +129,14 @@ def test_a_caller_of_prefill_that_sends_no_more() -> None:
     bench = Bench(7)
     plan = bench.plan(2)
     receiver, sender = bench.receive(plan), bench.offer(plan, queued_timeout_s=20, moving_timeout_s=10)
-    ended(bench, sender, Reason.DEADLINE_WAITING, 20, "room 7 was in KV", "waiting for decode-0")
+    ended(bench, sender, Reason.DEADLINE_WAITING, 20, "room 7 was in KV", *CALLER)
+    assert "in its queue" not in sender.failure.detail
     assert receiver.failure.reason is Reason.DEADLINE_WAITING
     again_plan = bench.plan(2)
     receiver = bench.receive(again_plan, 8, moving_timeout_s=600)
     sender = bench.offer(again_plan, 8, moving_timeout_s=10)
     sender.send(again_plan.source["kv"][:1])  # which settles: from there on it is the caller's turn
-    ended(bench, sender, Reason.DEADLINE_WAITING, 320, "room 8 was in KV", "handed over by the caller so far: 1 pages")
+    ended(bench, sender, Reason.DEADLINE_WAITING, 320, "room 8 was in KV", *CALLER, "by the caller so far: 1 pages")
     assert receiver.failure.reason is Reason.DEADLINE_WAITING
 
 

@@ -254,7 +254,7 @@ def test_a_decode_rank_that_never_asks() -> None:
     failures = [room.failure for room in rooms(ranks)]
     assert {room.poll() for room in rooms(ranks)} == {Status.FAILED}
     assert Reason.DEADLINE_BOOTSTRAP in {failure.reason for failure in failures}
-    assert any("the METADATA of 1 of 2 decode ranks" in failure.detail for failure in failures)
+    assert any("waiting for receiver 1 of 2; open: its METADATA" in failure.detail for failure in failures)
     assert all_free(ranks)
     serves(ranks)
 
@@ -321,7 +321,7 @@ def test_a_rank_that_registers_after_the_room_has_failed() -> None:
     sender = ranks.offer(0, 0, queued_timeout_s=2.0)
     pass_time(ranks, 3.0)
     assert room.failure.reason is sender.failure.reason is Reason.DEADLINE_BOOTSTRAP
-    assert "rank 1 of it has not registered yet" in room.failure.detail
+    assert "waiting for prefill-0 rank 1 (0 engines fit" in room.failure.detail
     assert all_free(ranks)
     ranks.start(ranks.prefills[0, 1])
     late = ranks.offer(0, 1, queued_timeout_s=2.0)

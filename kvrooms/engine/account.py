@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from ..protocol.events import Timer
-from ..protocol.failure import DETAIL_MAX
-from ..protocol.identity import RoomKey
 from ..protocol.intervals import Intervals, add, remove, size, span
 from ..protocol.manifest import Manifest
-from ..protocol.status import Phase
-from ..statemachine.ledger import Missing, Sender, owed
+from ..statemachine.ledger import Missing, owed
 
 _SHOWN = 4
 
@@ -66,16 +61,6 @@ def owes(missing: Missing) -> bool:
     return bool(missing.kv or missing.aux or any(missing.state))
 
 
-def open_of(senders: Sequence[Sender], manifests: Sequence[Manifest]) -> tuple[str, int]:
-    """What is open, in words, and which sending rank owes it: the first that owes something."""
-    for number, (sender, manifest) in enumerate(zip(senders, manifests, strict=True)):
-        if not sender.accepted:
-            return "the answer to METADATA", number
-        if owes(sender.missing):
-            return open_words(manifest, sender.missing), number
-    return ("nothing but the other side's word" if senders else "which ranks send, and their answer to METADATA"), 0
-
-
 def _without(whole: Intervals, missing: Intervals) -> Intervals:
     return reduce(lambda left, gap: remove(left, *gap), missing, whole)
 
@@ -93,20 +78,3 @@ def open_words(manifest: Manifest, missing: Missing) -> str:
         if gaps:
             words.append(f"{size(gaps)} of {count} indices of {name!r}")
     return ", ".join(words) or "nothing but the other side's word"
-
-
-_LOOK = {
-    Timer.BOOTSTRAP: "is the other engine up and registered, and was the room opened there under this number?",
-    Timer.WAITING: "does the other side still have this request in its queue?",
-    Timer.MOVING: "is the other side computing or stuck, and does the network carry its writes?",
-    Timer.CAP: "no room may live longer than cap_timeout_s, whatever progress it makes",
-}
-
-
-def overdue(key: RoomKey, phase: Phase, timer: Timer, *, age_s: float, still_s: float, peer: str, what: str) -> str:
-    """The detail of a passed deadline: phase, obligation open, from whom, for how long, and what to look at."""
-    words = (
-        f"{key} was in {phase.value} after {age_s:.1f} s, waiting for {peer}; open: {what}; "
-        f"no progress for {still_s:.1f} s; {_LOOK[timer]}"
-    )
-    return words[:DETAIL_MAX]

@@ -30,6 +30,7 @@ from .decode_arrivals import DecodeArrivals
 from .decode_state import DecodeLink, DecodeRecord, Grant, Peer, Route, held_bytes, wanted_from
 from .health import Held
 from .holds import Hold
+from .overdue import late_on_decode
 from .timers import Alarm
 
 _FREED = {
@@ -159,19 +160,9 @@ class DecodeCore(DecodeArrivals):
         self._timers.arm(record, _PHASE, self.now + seconds)
 
     def _deadline(self, record: DecodeRecord, timer: Timer) -> None:
-        what, number = account.open_of(record.room.ledger.senders, [grant.manifest for grant in record.grants])
-        grant = record.grants[number] if record.grants else None
-        link = self._by_target.get(grant.target if grant is not None else record.target)
-        trouble = f"; {link.trouble}" if link is not None and not link.up else ""
-        detail = account.overdue(
-            record.key,
-            record.room.phase,
-            timer,
-            age_s=self.now - record.opened,
-            still_s=self.now - record.progressed_at,
-            peer=self._peer_name(record, number) + trouble,
-            what=what,
-        )
+        source = self._sources.get(record.target)
+        unknown = [] if source is None else source.unknown
+        detail = late_on_decode(record, timer, self.now, self._by_target, unknown)
         self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
 
     @staticmethod
@@ -182,12 +173,11 @@ class DecodeCore(DecodeArrivals):
         return account.met_by_all(list(zip((grant.manifest for grant in record.grants), missing, strict=True)))
 
     @staticmethod
-    def _peer_name(record: DecodeRecord, number: int = 0) -> str:
-        grant = record.grants[number] if record.grants else None
-        name = record.target.instance or record.target.bootstrap
-        if grant is None or grant.peer is None:
-            return name
-        return grant.peer.name
+    def _peer_name(record: DecodeRecord) -> str:
+        grants, name = record.grants, record.target.instance or record.target.bootstrap
+        if len(grants) > 1:
+            return f"{name} ({len(grants)} ranks)"
+        return grants[0].peer.name if grants and grants[0].peer is not None else name
 
     # -- leases --------------------------------------------------------------------------------------------------
 

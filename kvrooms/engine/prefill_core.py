@@ -27,8 +27,9 @@ from ..statemachine.table import Kind
 from . import sends as sending
 from .core import Link, Record, log_end
 from .health import Held as HeldMemory
+from .overdue import late_on_prefill
 from .prefill_grants import PrefillGrants
-from .prefill_state import PrefillPeer, PrefillRecord, Writer, late, met_of
+from .prefill_state import PrefillPeer, PrefillRecord, Writer, met_of
 from .sends import Send
 from .timers import Alarm
 
@@ -171,7 +172,7 @@ class PrefillCore(PrefillGrants):
         return True
 
     def _deadline(self, record: PrefillRecord, timer: Timer) -> None:
-        detail = late(record, timer, self.now, self._peer_name(record))
+        detail = late_on_prefill(record, timer, self.now, self.name)
         self._fail(record, On.DEADLINE, Failure(DEADLINE_REASON[timer], detail))
 
     @staticmethod

@@ -131,32 +131,6 @@ def met_of(record: PrefillRecord) -> Met | None:
     return account.met_by_all([(one.wanted, one.missing) for one in receivers if one is not None])
 
 
-def late(record: PrefillRecord, timer: Timer, now: float, peer: str) -> str:
-    """The detail of a passed deadline."""
-    sent = record.sends[-1] if record.sends else None
-    receivers = record.room.ledger.receivers
-    absent = [i for i, receiver in enumerate(receivers) if receiver is None]
-    known = [one for one in receivers if one is not None]
-    first = next((one for one in known if account.owes(one.missing)), known[0] if known else None)
-    if absent or first is None:
-        what = (
-            "a METADATA" if len(receivers) == 1 else f"the METADATA of {len(absent)} of {len(receivers)} decode ranks"
-        )
-    else:
-        what = account.open_words(first.wanted, first.missing)
-    pages = 0 if sent is None else sent.first_page + len(sent.pages)
-    handed = "everything" if sent is not None and sent.declaration.pages is not None else f"{pages} pages"
-    return account.overdue(
-        record.key,
-        record.room.phase,
-        timer,
-        age_s=now - record.opened,
-        still_s=now - record.progressed_at,
-        peer=peer,
-        what=f"{what}; handed over by the caller so far: {handed}",
-    )
-
-
 class Posted(NamedTuple):
     """A write in flight: for which grant, what it carries, and from which staging slot of ours."""
 
