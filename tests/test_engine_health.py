@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from engine_bench import Bench, Shape, send_in, serve_another
 from mutants import Mutant, dies, named
+from test_engine_ranks import held, pass_time, ranks_of, writes_of
 
 from kvrooms import Overloaded, Status
 from kvrooms.engine import decode_links, health
+from kvrooms.engine.decode_core import DecodeCore
+from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.engine.settings import EngineSettings
+from kvrooms.harness.mutants.probes_shapes import FOUR, ONE, TWO
 from kvrooms.transport.ports import CloseCause
 
 PAGE = 4 * 16  # two layers of K and V, 16 bytes each
@@ -80,6 +84,69 @@ def test_prefill_tells_which_writes_of_ended_rooms_have_not_settled() -> None:
     bench.world.writes_held = False
     bench.until_free(receiver, sender)
     assert bench.prefill.health().quarantined == 0
+
+
+def check_quarantine_of_several_ranks() -> None:
+    """Four ranks may write to one room: it is one room, and its memory is there once."""
+    ranks = ranks_of(FOUR, ONE, settings=EngineSettings(quarantine_warn_s=3.0, quarantine_share=0.5))
+    held(ranks, 0)
+    (decode,) = ranks.decodes.values()
+    buffers = decode.layout.kv
+    pages, aux = len(ranks.rooms[0].decode[0].pages), decode.layout.aux
+    size = pages * sum(b.item_length for b in buffers) + sum(one.item_length for one in aux)
+    assert aux
+    decode.rooms[0].abort()
+    ranks.world.settle()
+    pass_time(ranks, 4.0)
+    said = decode.engine.health()
+    assert (said.quarantined, said.quarantined_bytes) == (1, size)
+    (problem,) = said.problems  # a third of what is registered is not half of it
+    assert problem.startswith(
+        f"memory of 1 ended rooms ({size} bytes) is held, the oldest for 4.0 s by prefill-0 0 rank"
+    )
+    for write in writes_of(ranks, ranks.prefills[0, 0]):
+        ranks.world.finish(write)
+    ranks.world.settle()
+    assert not decode.rooms[0].memory_free
+    said = decode.engine.health()
+    assert (said.quarantined, said.quarantined_bytes) == (1, size), "nothing of it has come back yet"
+    (problem,) = said.problems
+    assert "by prefill-0 1 rank 1, prefill-0 2 rank 2, prefill-0 3 rank 3: no acknowledgement" in problem
+    ranks.world.writes_held = False
+    ranks.world.settle()
+    assert decode.engine.health().quarantined == 0
+
+
+def check_writes_to_several_ranks() -> None:
+    """On prefill too, a room is one room, whichever decode ranks its writes go to."""
+    ranks = ranks_of(ONE, TWO)
+    held(ranks, 0)
+    (prefill,) = ranks.prefills.values()
+    posted = sum(length for write in ranks.world.writes for _, length, _ in write.rows)
+    prefill.rooms[0].abort()
+    ranks.world.settle()
+    said = prefill.engine.health()
+    assert (said.quarantined, said.quarantined_bytes) == (1, posted)
+    assert posted
+
+
+def test_a_room_of_several_ranks_is_counted_once() -> None:
+    check_quarantine_of_several_ranks()
+    check_writes_to_several_ranks()
+
+
+@named([
+    Mutant(DecodeCore, "held", "rooms.setdefault(grant.record, [])", "rooms.setdefault(grant, [])"),
+    Mutant(PrefillCore, "held", "rooms.setdefault(writer.record or writer, [])", "rooms.setdefault(writer, [])"),
+])  # fmt: skip
+def test_the_checks_of_rooms_of_several_ranks_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+
+    def both() -> None:
+        check_quarantine_of_several_ranks()
+        check_writes_to_several_ranks()
+
+    dies(both)
 
 
 def test_rooms_that_stand_still_make_an_engine_unwell() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -78,3 +79,9 @@ def open_words(manifest: Manifest, missing: Missing) -> str:
         if gaps:
             words.append(f"{size(gaps)} of {count} indices of {name!r}")
     return ", ".join(words) or "nothing but the other side's word"
+
+
+def listed(names: Sequence[str], shown: int = _SHOWN) -> str:
+    """Some names, not more than so many of them, and how many others there are."""
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

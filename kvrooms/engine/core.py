@@ -163,7 +163,7 @@ class EngineCore:
         raise NotImplementedError
 
     def held(self) -> list[Held]:
-        """Grants of ended rooms whose memory is not free. Any thread."""
+        """Ended rooms whose memory is not free. Any thread."""
         raise NotImplementedError
 
     def tables(self) -> dict[str, int]:

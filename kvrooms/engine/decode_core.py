@@ -27,7 +27,7 @@ from . import account
 from .account import Met
 from .core import Link, Ports, Record, log_end
 from .decode_arrivals import DecodeArrivals
-from .decode_state import DecodeLink, DecodeRecord, Grant, Peer, Route, held_bytes, wanted_from
+from .decode_state import DecodeLink, DecodeRecord, Grant, Peer, Route, held_of, wanted_from
 from .health import Held
 from .holds import Hold
 from .overdue import late_on_decode
@@ -340,13 +340,13 @@ class DecodeCore(DecodeArrivals):
         return list(self._rooms.values())
 
     def held(self) -> list[Held]:
-        """See `EngineCore.held`: the grants in quarantine."""
-        return [
-            Held(held_bytes(self.layout, grant), grant.quarantined_at, peer.name)
-            for peer in list(self._peers.values())
-            for grant in list(peer.grants.values())
-            if grant.lease is Lease.QUARANTINED
-        ]
+        """See `EngineCore.held`: the rooms of which a grant is in quarantine."""
+        rooms: dict[DecodeRecord, list[Grant]] = {}
+        for peer in list(self._peers.values()):
+            for grant in list(peer.grants.values()):
+                if grant.lease is Lease.QUARANTINED:
+                    rooms.setdefault(grant.record, []).append(grant)
+        return [held_of(self.layout, grants) for grants in rooms.values()]
 
     def tables(self) -> dict[str, int]:
         """See `EngineCore.tables`."""

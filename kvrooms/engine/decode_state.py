@@ -22,7 +22,7 @@ from ..protocol.status import Phase
 from ..statemachine.memory import LEASE
 from ..statemachine.rooms import decode_room
 from .core import Link, Record
-from .health import range_bytes
+from .health import Held, range_bytes
 from .settings import EngineSettings
 from .watch import Watcher
 
@@ -217,10 +217,12 @@ class DecodeRecord(Record):
         return self.room.phase
 
 
-def held_bytes(layout: Layout, grant: Grant) -> int:
-    """Bytes of a grant's destination ranges."""
-    names = [name for name, _ in grant.manifest.state]
-    return range_bytes(layout, names, *grant.destination[:3])
+def held_of(layout: Layout, grants: Sequence[Grant]) -> Held:
+    """What is held of a room because of some of its grants: all of it, for none of it comes back before the last."""
+    pages, _, slot, state, _ = grants[0].record.wish
+    size = range_bytes(layout, layout.component_names, pages, slot, state)
+    peers = tuple(grant.peer.name for grant in sorted(grants, key=lambda one: one.sender) if grant.peer is not None)
+    return Held(size, min(grant.quarantined_at for grant in grants), peers)
 
 
 def wanted_from(layout: Layout, route: Route, wish: Wish) -> tuple[Manifest, Destination]:

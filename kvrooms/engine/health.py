@@ -12,15 +12,17 @@ from typing import NamedTuple
 
 from ..protocol.layout import Layout, Regions
 from ..protocol.manifest import Indices
+from .account import listed
 from .settings import EngineSettings
 
 
 class Health(NamedTuple):
     """What an engine says of itself. ok: nothing in `problems`, each of which is one sentence with its figures.
 
-    rooms: open. quarantined: grants of failed rooms that may still be written (decode), or whose posted writes have
-    not settled (prefill); quarantined_bytes: their ranges, quarantined_s: since when the oldest. still_s: for how long
-    rooms have been open past METADATA while none made progress.
+    rooms: open. quarantined: ended rooms whose memory some rank may still write (decode), or whose posted writes have
+    not settled (prefill). quarantined_bytes: their ranges, each once, for they come back together; on prefill what the
+    writes in flight carry. quarantined_s: since when the oldest. still_s: for how long rooms have been open past
+    METADATA while none made progress.
     """
 
     ok: bool
@@ -33,26 +35,26 @@ class Health(NamedTuple):
 
 
 class Held(NamedTuple):
-    """One grant whose room is over and whose memory is not free: bytes, since when, and because of whom."""
+    """A room that is over and whose memory is not free: bytes, since when, and because of whom."""
 
     bytes: int
     since: float
-    peer: str
+    peers: tuple[str, ...]
 
 
 def judge(
     settings: EngineSettings, *, registered: int, now: float, rooms: int, still_s: float, held: Iterable[Held]
 ) -> Health:
     """The health that figures amount to. registered: bytes of all pools."""
-    grants = list(held)
-    total = sum(grant.bytes for grant in grants)
-    oldest = min(grants, key=lambda grant: grant.since, default=None)
+    kept = list(held)
+    total = sum(room.bytes for room in kept)
+    oldest = min(kept, key=lambda room: room.since, default=None)
     longest_s = now - oldest.since if oldest is not None else 0.0
     problems = []
     if oldest is not None and longest_s > settings.quarantine_warn_s:
         problems.append(
-            f"memory of {len(grants)} ended rooms ({total} bytes) is held, the oldest for {longest_s:.1f} s by "
-            f"{oldest.peer}, which neither acknowledges nor is proven gone"
+            f"memory of {len(kept)} ended rooms ({total} bytes) is held, the oldest for {longest_s:.1f} s by "
+            f"{listed(oldest.peers)}: no acknowledgement has come, and no proof that the process is gone"
         )
     budget = settings.quarantine_share * registered
     if total > budget:
@@ -61,7 +63,7 @@ def judge(
         )
     if still_s > settings.no_progress_s:
         problems.append(f"none of the open rooms has made progress for {still_s:.1f} s")
-    return Health(not problems, tuple(problems), rooms, len(grants), total, longest_s, still_s)
+    return Health(not problems, tuple(problems), rooms, len(kept), total, longest_s, still_s)
 
 
 def registered_bytes(layout: Layout, regions: Regions) -> int:
@@ -72,7 +74,7 @@ def registered_bytes(layout: Layout, regions: Regions) -> int:
 
 
 def range_bytes(layout: Layout, names: Iterable[str], pages: Indices, aux_index: int, state: Iterable[Indices]) -> int:
-    """Bytes of the ranges of one grant; `names`: the components of `state`, in order."""
+    """Bytes of the ranges of one room; `names`: the components of `state`, in order."""
     per_item = {component.name: sum(b.item_length for b in component.buffers) for component in layout.state}
     total = len(pages) * sum(buffer.item_length for buffer in layout.kv)
     total += sum(aux.item_length for aux in layout.aux) if aux_index >= 0 else 0

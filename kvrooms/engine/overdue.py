@@ -34,19 +34,15 @@ class Open(NamedTuple):
     what: str
 
 
-def listed(names: Sequence[str], shown: int = _SHOWN) -> str:
-    """Some names, not more than so many of them, and how many others there are."""
-    more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
-
-
 def overdue(record: Record, now: float, phase: Phase, those: Sequence[Open], look: str, more: str = "") -> str:
     """The detail of a passed deadline. It is cut in its middle where it is too long."""
     groups: dict[str, list[str]] = {}
     for who, what in those:
         groups.setdefault(what, []).append(who)
-    whats = [what if len(groups) == 1 else f"{what} from {listed(names)}" for what, names in groups.items()]
-    middle = f"{listed([one.who for one in those])}; open: {'; '.join(whats[:_SHOWN])}{'; ...' * (len(whats) > _SHOWN)}"
+    whats = [what if len(groups) == 1 else f"{what} from {account.listed(names)}" for what, names in groups.items()]
+    if len(whats) > _SHOWN:
+        whats[_SHOWN:] = ["..."]
+    middle = f"{account.listed([one.who for one in those])}; open: {'; '.join(whats)}"
     head = f"{record.key} was in {phase.value} after {now - record.opened:.1f} s, waiting for "
     tail = f"{more}; no progress for {now - record.progressed_at:.1f} s; {look}"
     return head + middle[: DETAIL_MAX - len(head) - len(tail)] + tail
@@ -114,7 +110,7 @@ def _owed_by(record: PrefillRecord, us: str) -> tuple[list[Open], str]:
         look = "is decode up, and was the room opened there under this number?"
         if not record.writers:
             return [Open("a decode engine's METADATA", "which pages and slots to write to")], look
-        have = listed([receiver_name(writer) for writer in record.writers])
+        have = account.listed([receiver_name(writer) for writer in record.writers])
         numbered = f"of the {len(receivers)} decode ranks that {us} sends to, counted from 0, {have} asked; {look}"
         return [Open(f"receiver {i} of {len(receivers)}", "its METADATA") for i in absent], numbered
     busy = [writer for writer in record.writers if _busy(writer)]

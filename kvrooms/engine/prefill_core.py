@@ -29,7 +29,7 @@ from .core import Link, Record, log_end
 from .health import Held as HeldMemory
 from .overdue import late_on_prefill
 from .prefill_grants import PrefillGrants
-from .prefill_state import PrefillPeer, PrefillRecord, Writer, met_of
+from .prefill_state import PrefillPeer, PrefillRecord, Writer, held_of, met_of
 from .sends import Send
 from .timers import Alarm
 
@@ -291,9 +291,13 @@ class PrefillCore(PrefillGrants):
         return list(self._rooms.values())
 
     def held(self) -> list[HeldMemory]:
-        """See `EngineCore.held`: the grants that are void and have writes in flight."""
-        writers = [writer for peer in list(self._peers.values()) for writer in list(peer.drains.values())]
-        return [writer.held for writer in writers if writer.drain.state is Drain.VOID]
+        """See `EngineCore.held`: the rooms with grants that are void and have writes in flight."""
+        rooms: dict[PrefillRecord | Writer, list[Writer]] = {}
+        for peer in list(self._peers.values()):
+            for writer in list(peer.drains.values()):
+                if writer.drain.state is Drain.VOID:
+                    rooms.setdefault(writer.record or writer, []).append(writer)
+        return [held_of(writers) for writers in rooms.values()]
 
     def tables(self) -> dict[str, int]:
         """See `EngineCore.tables`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..protocol.events import Timer
@@ -96,11 +97,6 @@ class Writer:
         manifest = wanted.manifest
         self.unposted = size(manifest.kv) + bool(manifest.aux) + sum([count for _, count in manifest.state])
 
-    @property
-    def held(self) -> Held:
-        """What the writes in flight of an ended room read."""
-        return Held(self.posted_bytes, self.voided_at, self.peer.engine)
-
 
 class PrefillRecord(Record):
     """A room on prefill."""
@@ -119,6 +115,12 @@ class PrefillRecord(Record):
     def room_phase(self) -> Phase:
         """See `Record.room_phase`."""
         return self.room.phase
+
+
+def held_of(writers: Sequence[Writer]) -> Held:
+    """What the writes in flight of an ended room carry."""
+    peers = tuple(writer.peer.engine for writer in sorted(writers, key=lambda one: one.receiver))
+    return Held(sum(writer.posted_bytes for writer in writers), min(writer.voided_at for writer in writers), peers)
 
 
 def met_of(record: PrefillRecord) -> Met | None:
