@@ -134,7 +134,7 @@ def check_the_caller_is_late() -> None:
         ranks.world.settle()
         pass_time(ranks, 6.0)
         words = said(ranks.prefills[0, 0].rooms[0], Reason.DEADLINE_WAITING)
-        assert awaited(words).startswith("the caller of prefill-0 0; open: its next send; handed over"), words
+        assert awaited(words).startswith("the caller of prefill-0 0; open: its next send, for page"), words
         assert "does whatever computes this request still run" in words
         assert "decode" not in words
 

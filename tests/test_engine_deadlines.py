@@ -22,7 +22,10 @@ from kvrooms.protocol.failure import Reason
 from kvrooms.transport.ports import CloseCause
 
 BOOTSTRAP = "http://world:1"
-CALLER = ("waiting for the caller of prefill-0; open: its next send", "does whatever computes this request still run")
+CALLER = (
+    "waiting for the caller of prefill-0; open: its next send, for page",
+    "does whatever computes this request still run",
+)
 
 
 def ended(bench: Bench, room: Any, reason: Reason, after: float, *words: str) -> None:
@@ -147,7 +150,12 @@ def check_kept_back(seed: int) -> None:
     receiver = bench.receive(plan, aux_index=None, moving_timeout_s=600)
     sender = bench.offer(plan, aux_index=None, queued_timeout_s=50, moving_timeout_s=10)
     sender.send(plan.source["kv"])
-    ended(bench, sender, Reason.DEADLINE_WAITING, 50, "room 7 was in KV", "handed over by the caller so far: 1 pages")
+    words = (
+        "room 7 was in KV",
+        "waiting for the caller of prefill-0; open: its last send",
+        "the caller so far: 1 pages",
+    )
+    ended(bench, sender, Reason.DEADLINE_WAITING, 50, *words)
     assert receiver.failure.reason is Reason.DEADLINE_WAITING
 
 

@@ -118,7 +118,12 @@ def _owed_by(record: PrefillRecord, us: str) -> tuple[list[Open], str]:
         look = "is that side stuck, and does the network carry the writes to it?"
         return [Open(receiver_name(writer), _unsettled(record, writer)) for writer in busy], look
     look = "does whatever computes this request still run, and does its last send say so?"
-    return [Open(f"the caller of {us}", "its next send")], look
+    if any(writer.outbox.peek(writer.wanted) is not None for writer in record.writers):
+        what = "its last send, with the totals"  # all that was asked for is handed over, and the end of it kept back
+    else:
+        owed = dict.fromkeys(_unsettled(record, writer) for writer in record.writers)
+        what = f"its next send, for {'; '.join(list(owed)[:_SHOWN])}"
+    return [Open(f"the caller of {us}", what)], look
 
 
 def receiver_name(writer: Writer) -> str:
