@@ -218,6 +218,7 @@ class PrefillCore(PrefillGrants):
     def _drained(self, writer: Writer) -> None:
         peer, record = writer.peer, writer.record
         peer.drains.pop(writer.number, None)
+        peer.aside.pop(writer, None)
         self._over(peer, writer.number)
         self._retire(peer)
         if record is not None:
@@ -308,7 +309,7 @@ class PrefillCore(PrefillGrants):
             "grants": self.undrained,
             "void": sum(len(peer.book) for peer in list(self._peers.values())),
             "parked": len(self._parked),
-            "ready": len(self._ready),
+            "ready": len(self._ready) + sum(len(peer.aside) for peer in list(self._peers.values())),
             "posted": len(self._posted),
             "staged": 0 if self._stage is None else self._stage.used,
         }

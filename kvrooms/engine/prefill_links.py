@@ -40,6 +40,10 @@ class PrefillLinks(EngineCore):
         """Nothing more is posted for a peer: its rooms fail, its drains are void."""
         raise NotImplementedError
 
+    def _call_up(self, peer: PrefillPeer) -> None:
+        """More may be posted to a peer than before: the first grant that was set aside comes to post."""
+        raise NotImplementedError
+
     def _opened(self, event: Opened) -> None:
         link = Link()
         link.connection, link.engine = event.connection, event.address
@@ -208,6 +212,7 @@ class PrefillLinks(EngineCore):
         if peer is not None and peer.link is link:
             peer.lease_until = link.ping_sent + self.settings.heartbeat_timeout_s
             peer.answered = True
+            self._call_up(peer)
 
     def _undrained_of(self, link: Link) -> tuple[int, ...]:
         peer = self._peers.get(link.incarnation)

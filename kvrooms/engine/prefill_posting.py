@@ -57,24 +57,50 @@ class PrefillPosting(PrefillLinks):
             writer.ready = True
             self._ready.append(writer)
 
+    def _set_aside(self, writer: Writer) -> None:
+        """Nothing more may be posted to its peer now. It is not looked at until that changes: others do not pay for it.
+
+        One that was called up in vain is the first again, lest those that have less to post always go before it.
+        """
+        aside = writer.peer.aside
+        aside[writer] = None
+        if writer.called:
+            aside.move_to_end(writer, last=False)
+
+    def _call_up(self, peer: PrefillPeer) -> None:
+        if peer.aside:
+            writer, _ = peer.aside.popitem(last=False)
+            writer.called = True
+            self._ready.append(writer)
+
     def _work(self) -> bool:
-        """Post pieces, taking turns among the grants; after some bytes, look at the ports again."""
+        """Post pieces, taking turns among the grants; after some bytes, look at the ports again.
+
+        Whoever is not set aside calls up the next of its peer: more may be possible there.
+        """
         settings, worked, blocked = self.settings, False, 0
         budget = _BYTES_PER_TURN
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
             writer = self._ready.popleft()
             piece = writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None
             if piece is None or _completes_too_early(writer, piece):
-                writer.ready = False
+                writer.ready = writer.called = False
+                self._call_up(writer.peer)
                 if piece is not None:
                     self._idle_if_so(writer.record)
                 continue
             if piece.landing is not None and not writer.empty:
-                writer.ready = False  # until decode has emptied a slot
+                writer.ready = writer.called = False  # until decode has emptied a slot
+                self._call_up(writer.peer)
                 self.patient = True
                 continue
+            if not self._may_post(writer.peer, piece.bytes):
+                self._set_aside(writer)
+                continue
+            writer.called = False
+            self._call_up(writer.peer)
             self._ready.append(writer)
-            if (piece.ordered and writer.drain.posted) or not self._may_post(writer.peer, piece.bytes):
+            if piece.ordered and writer.drain.posted:
                 blocked += 1
                 continue
             placed = self._place_in_slots(writer, piece)
@@ -212,6 +238,8 @@ class PrefillPosting(PrefillLinks):
         self._posted_bytes += size
         writer.posted_bytes += size
         writer.peer.posted_bytes += size
+        if size < 0:
+            self._call_up(writer.peer)
 
     def _doubt(self, writer: Writer) -> None:
         """A write has failed. Its source is free, but its grant is never acknowledged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ class PrefillPeer:
     """One incarnation of a decode engine: which of its grants are live and which are over.
 
     broken: a write to it has failed since the transport learnt of it. answered: it has answered a ping since then.
-    suspect: it was made known anew after that, and no write has settled yet.
+    suspect: it was made known anew after that, and no write has settled yet. aside: its grants that came to post when
+    nothing more could be posted to it, in the order in which they are called up.
     """
 
     def __init__(self, incarnation: int, engine: str) -> None:
@@ -58,12 +60,14 @@ class PrefillPeer:
         self.suspect = False
         self.kept: list[int] = []
         self.doubtful: set[int] = set()
+        self.aside: OrderedDict[Writer, None] = OrderedDict()
 
 
 class Writer:
     """One grant as prefill holds it: what decode wants, what is still to be posted, and its drain.
 
-    empty, filled: the slots of decode that are lent to it, which may be written to, and which may not yet.
+    empty, filled: the slots of decode that are lent to it, which may be written to, and which may not yet. called: it
+    was set aside and called up, and has not posted since.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Writer:
         self.filled: set[int] = set()
         self.drain = DrainValue()
         self.record: PrefillRecord | None = None
-        self.ready = False
+        self.ready = self.called = False
         self.accepted = False
         self.voided_at = 0.0
         self.posted_bytes = 0

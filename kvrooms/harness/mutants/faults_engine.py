@@ -163,8 +163,8 @@ ENGINE = (
         "when the next piece cannot be posted, posting stops for now",
         Text(
             "engine.prefill_posting:PrefillPosting._work",
-            "piece.bytes):\n            blocked += 1\n            continue",
-            "piece.bytes):\n            self._ready.rotate(1)\n            break",
+            "self._set_aside(writer)\n            continue",
+            "self._ready.appendleft(writer)\n            break",
         ),
         ("L4",),
     ),
