@@ -12,9 +12,22 @@ from .faults_public import PUBLIC
 from .faults_shapes import SHAPES
 from .faults_staging import STAGING
 from .faults_tables import TABLES
+from .faults_words import WORDS
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*PROTOCOL, *TABLES, *PUBLIC, *ENGINE, *FRESH, *BADDAY, *DOORS, *SHAPES, *GROUP, *STAGING)
+MUTANTS: tuple[Mutant, ...] = (
+    *PROTOCOL,
+    *TABLES,
+    *PUBLIC,
+    *ENGINE,
+    *FRESH,
+    *BADDAY,
+    *DOORS,
+    *SHAPES,
+    *GROUP,
+    *STAGING,
+    *WORDS,
+)
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 QUICK = (
     "aux-guarded-by-state",
