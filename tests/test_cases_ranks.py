@@ -129,6 +129,76 @@ def test_case_26_what_fails_one_rank_is_told_to_all_that_take_part(stack: ExitSt
         assert room.wait_memory_free(LIMIT_S), room.memory_status
 
 
+@pytest.mark.parametrize("broken", [0, 3])
+def test_case_26_a_post_that_fails_to_one_of_four_ranks_fails_all_with_its_reason(
+    stack: ExitStack, registry: str, broken: int
+) -> None:
+    """NIXL itself refuses the write: it has lost what it knew of one decode rank. No timer; new ones are served.
+
+    The first rank or the last: none has been written to before, or all others have.
+    """
+    sent, parts = Part(0, 4), [Part(head, 1) for head in range(4)]
+    (prefill,) = prefills(stack, registry, [sent])
+    receives = decodes(stack, parts)
+    rooms = [engine.open(1, bootstrap=registry, pages=[5], aux_index=0) for engine in receives]
+    sender = prefill.open(1, aux_index=0)
+    until(lambda: all(room.phase != "METADATA" for room in (*rooms, sender)))
+    core: Any = prefill._core
+    core.submit(core.transport._wrapper.remove_remote_agent, receives[broken]._core.agent)
+    sender.send([3], last=True)
+    for room in (sender, *rooms):
+        assert room.wait(LIMIT_S) is Status.FAILED, room
+        assert room.failure.reason is Reason.SEND_ERROR, room.failure
+        assert receives[broken]._core.agent in room.failure.detail
+        assert "NIXL" in room.failure.detail
+    assert [room.failure.origin for room in (sender, *rooms)] == ["local", *["peer"] * 4]
+    over(Status.FAILED, sender, *rooms)
+    for engine in receives:
+        engine.close()
+    receives = decodes(stack, parts)
+    rooms = [engine.open(1, bootstrap=registry, pages=[6], aux_index=0) for engine in receives]
+    sender = prefill.open(1, aux_index=0)
+    sender.send([4], last=True)
+    over(Status.DONE, sender, *rooms)
+    for part in parts:
+        part.landed([6], [4])
+
+
+UNSUPPORTED = {
+    "4 heads, and 6": ([Part(0, 2), Part(2, 2)], Part(0, 3, of=6), "kv layer 0 k: total is 4 on prefill, 6 on decode"),
+    "heads that no rank has": ([Part(0, 2)], Part(0, 4), "kv layer 0 k: no prefill rank has units 2 to 3"),
+    "state of channels that no rank has": (
+        [Part(0, 2, conv=(0, 2)), Part(2, 2)],
+        Part(0, 4, conv=(0, 1)),
+        "state component 'conv' layer 1 conv: no prefill rank has units 4 to 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", UNSUPPORTED)
+def test_case_22_ranks_that_cannot_work_together_are_refused_at_the_handshake(
+    stack: ExitStack, registry: str, pair: str
+) -> None:
+    """In words that name both values; no room is asked for, and ranks that fit are served by the same engines."""
+    sent, receives, words = UNSUPPORTED[pair]
+    senders = prefills(stack, registry, sent)
+    (decode,) = decodes(stack, [receives])
+    rooms = [engine.open(1, aux_index=0, skip_state=True) for engine in senders]
+    room = decode.open(1, bootstrap=registry, pages=[1], aux_index=0, skip_state=True)
+    assert room.wait(LIMIT_S) is Status.FAILED
+    assert room.failure.reason is Reason.HANDSHAKE_REFUSED, room.failure
+    assert words in room.failure.detail
+    over(Status.FAILED, room)
+    assert not any(one.poll().terminal for one in rooms)
+    assert not any(engine.tables()["grants"] or engine.tables()["parked"] for engine in senders)
+    heads = 2 * len(sent)
+    (fits,) = decodes(stack, [Part(0, heads)])
+    room = fits.open(1, bootstrap=registry, pages=[1], aux_index=0)
+    for one in rooms:
+        one.send([3], last=True)
+    over(Status.DONE, room, *rooms)
+
+
 @pytest.fixture
 def groups(stack: ExitStack) -> list[RoomGroup]:
     """Two ranks that give each room one outcome."""

@@ -1,125 +1,29 @@
 """Faults seen in other engines, each a test by its number in docs/faults.md, on the real ports: NIXL, TCP, threads.
 
-The same kinds are shown at the lowest layer that can show them by the tests that docs/faults.md names.
+The same kinds are shown at the lowest layer that can show them by the tests that docs/faults.md names. Those about
+writes and memory are in `test_cases_writes.py`, those about several ranks in `test_cases_ranks.py`.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from case_support import LIMIT_S, Pair, Side, heard, opened, until
 
-from kvrooms import (
-    Buffer,
-    Component,
-    DecodeEngine,
-    InvalidArgument,
-    Memory,
-    PrefillEngine,
-    RoomClosed,
-    RoomFailed,
-    Status,
-)
-from kvrooms.protocol import notify
+from kvrooms import DecodeEngine, PrefillEngine, RoomClosed, RoomFailed, Status
 from kvrooms.protocol.failure import Reason
-from kvrooms.protocol.notify import Part, PartKind
 
 pytestmark = pytest.mark.nixl
-PAGES, SLOTS, LIMIT_S = 64, 32, 40.0
-AT_REST = ("rooms", "grants", "parked", "posted", "ready", "tokens", "holds", "keys", "claims", "in_flight")
-
-
-class Side:
-    """Memory of one side; `fill`: with bytes that tell items and parts apart."""
-
-    def __init__(self, *, fill: bool, page_size: int = 4, kind: str = "sliding_window", dtype: Any = np.uint8) -> None:
-        draw = np.random.default_rng(3)
-
-        def array(items: int, length: int = 64) -> np.ndarray[Any, Any]:
-            made = draw.integers(1, 100, (items, length)).astype(dtype)
-            return made if fill else np.zeros_like(made)
-
-        self.kv, self.aux, self.window, self.index = array(PAGES), array(SLOTS), array(PAGES), array(PAGES)
-        self.memory = Memory(
-            page_size=page_size,
-            kv=[Buffer(0, "kv", self.kv)],
-            aux={"first": self.aux},
-            state=[
-                Component("window", kind, "when_indexed", [Buffer(1, "kv", self.window)]),
-                Component("index", "index", "when_indexed", [Buffer(2, "k", self.index)]),
-            ],
-        )
-
-
-class Pair:
-    """Two engines of this process, their memory, and room numbers that nobody has used."""
-
-    def __init__(self, source: Side, prefill: PrefillEngine, target: Side, decode: DecodeEngine) -> None:
-        self.source, self.prefill, self.target, self.decode = source, prefill, target, decode
-        self._number = 100
-
-    def number(self) -> int:
-        self._number += 1
-        return self._number
-
-    def receive(self, room: int, pages: list[int], **options: Any) -> Any:
-        return self.decode.open(room, bootstrap=self.prefill.bootstrap, pages=pages, **options)
-
-    def serve(self) -> None:
-        """An ordinary room is served, and its bytes are right."""
-        room = self.number()
-        self.target.kv[[0, 1]] = 0
-        receiver, sender = self.receive(room, [0, 1], aux_index=0), self.prefill.open(room, aux_index=1)
-        sender.send([5, 6], last=True)
-        self.ended(Status.DONE, receiver, sender)
-        assert np.array_equal(self.source.kv[[5, 6]], self.target.kv[[0, 1]])
-        assert np.array_equal(self.source.aux[1], self.target.aux[0])
-
-    def ended(self, status: Status, *rooms: Any) -> None:
-        """The rooms end so, their memory comes back, and they are closed."""
-        for room in rooms:
-            assert room.wait(LIMIT_S) is status, (room, room.failure)
-            assert room.wait_memory_free(LIMIT_S), room.memory_status
-            room.close()
-
-    def at_rest(self) -> None:
-        """Nothing of any room is left. What was closed last takes its turn of the engine's thread."""
-        until(lambda: not self.left(), self.left)
-
-    def left(self) -> dict[str, int]:
-        tables = [self.prefill.tables(), self.decode.tables()]
-        return {name: count for each in tables for name, count in each.items() if count and name in AT_REST}
-
-
-def until(what: Any, words: Any = str) -> None:
-    """Wait for something that the other thread does."""
-    gate = threading.Event()
-    for _ in range(2000):
-        if what():
-            return
-        gate.wait(0.01)
-    raise AssertionError(words())
-
-
-def heard(sender: Any) -> None:
-    """Wait until prefill knows of decode's room: one that decode gives up before that is not known to it at all."""
-    until(lambda: sender.phase != "METADATA")
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    source, target = Side(fill=True), Side(fill=False)
-    short = {"parked_ttl_s": 0.3, "abort_retry_s": 0.05}
-    with (
-        PrefillEngine(source.memory, name="cases-p", **short) as prefill,
-        DecodeEngine(target.memory, **short) as decode,
-    ):
-        made = Pair(source, prefill, target, decode)
+    with opened(Side(fill=True), Side(fill=False), "cases", parked_ttl_s=0.3, abort_retry_s=0.05) as made:
         made.serve()
         yield made
 
@@ -196,24 +100,6 @@ def test_case_7_and_25_metadata_for_rooms_that_nobody_opens_is_refused_and_leave
     pair.ended(Status.FAILED, *rooms)
 
 
-def test_case_8_and_29_notifications_of_nobodys_rooms_are_counted_and_dropped(pair: Pair) -> None:
-    from nixl._api import nixl_agent, nixl_agent_config
-
-    room = pair.number()
-    receiver, sender = pair.receive(room, [1]), pair.prefill.open(room)
-    stranger = nixl_agent("stranger", nixl_agent_config(backends=["UCX"]))
-    name = stranger.add_remote_agent(pair.decode._core.transport.metadata())
-    before = pair.decode.counters()
-    forged = notify.encode(1, 12345, (Part(PartKind.KV, 0, 0, 1),))
-    for message in (b"7_kv_0_1_0", b"", b"\xff" * 40, forged, forged):
-        stranger.send_notif(name, message)
-    keys = ("notifications malformed", "notifications of no open grant")
-    until(lambda: sum(pair.decode.counters().get(key, 0) - before.get(key, 0) for key in keys) >= 5)
-    assert not receiver.poll().terminal
-    sender.send([2], last=True)
-    pair.ended(Status.DONE, receiver, sender)
-
-
 @pytest.mark.parametrize(
     ("sent", "asked"), [([[]], [[3]]), ([[4]], [[3, 5]]), ([[4, 5]], [[3]]), ([[4], []], [[], [3]])]
 )
@@ -247,27 +133,6 @@ def test_case_11_one_of_two_components_is_not_both(pair: Pair) -> None:
     sender.send([], [[], [6]], last=True)
     pair.ended(Status.DONE, receiver, sender)
     assert np.array_equal(pair.source.index[6], pair.target.index[4])
-
-
-def test_case_12_13_and_19_memory_comes_back_after_the_last_write_and_not_before(pair: Pair) -> None:
-    for turn in range(30):
-        room, pages = pair.number(), [10 + turn % 8, 20, 21]
-        receiver, sender = pair.receive(room, pages), pair.prefill.open(room)
-        heard(sender)
-        sender.send([1, 2])
-        if turn % 2:
-            until(lambda receiver=receiver: receiver.poll() is Status.TRANSFERRING)
-        receiver.abort()
-        if not receiver.memory_free:
-            try:
-                pair.receive(pair.number(), pages).abort()
-            except InvalidArgument as error:
-                assert "memory is not free yet" in str(error)  # noqa: PT017 - the acknowledgement may be faster
-        assert receiver.wait_memory_free(LIMIT_S)
-        pair.target.kv[pages] = 77
-        pair.ended(Status.FAILED, receiver, sender)
-        pair.serve()
-        assert (pair.target.kv[pages] == 77).all(), "a write of a dead room landed in memory that was handed back"
 
 
 def test_case_14_a_room_number_is_used_again_after_a_failure(pair: Pair) -> None:
@@ -322,56 +187,6 @@ def test_case_16_and_22_layouts_that_differ_are_refused_at_the_handshake(pair: P
         assert receiver.failure.reason is Reason.HANDSHAKE_REFUSED
         assert word in receiver.failure.detail
         assert receiver.wait_memory_free(LIMIT_S)
-
-
-@pytest.mark.parametrize("pages", [1, PAGES - 8])
-def test_case_18_small_and_large_writes_complete_whenever_they_do(pair: Pair, pages: int) -> None:
-    room = pair.number()
-    receiver, sender = pair.receive(room, list(range(pages))), pair.prefill.open(room)
-    sender.send(list(range(pages)), last=True)
-    pair.ended(Status.DONE, receiver, sender)
-    assert np.array_equal(pair.source.kv[:pages], pair.target.kv[:pages])
-
-
-def test_case_20_a_prefill_engine_that_is_closed_fails_what_is_queued_and_gives_memory_back() -> None:
-    source, target = Side(fill=True), Side(fill=False)
-    with DecodeEngine(target.memory, name="left-behind") as decode:
-        prefill = PrefillEngine(source.memory, name="leaves")
-        receivers = [decode.open(n, bootstrap=prefill.bootstrap, pages=[n, n + 8]) for n in range(8)]
-        senders = [prefill.open(n) for n in range(8)]
-        until(lambda: all(room.phase != "METADATA" for room in receivers))
-        for n, sender in enumerate(senders):
-            sender.send([n])
-        prefill.close()
-        for room in (*receivers, *senders):
-            assert room.wait(LIMIT_S) is Status.FAILED
-            assert room.wait_memory_free(LIMIT_S), room.memory_status
-
-
-def test_case_21_a_hold_that_ends_reaches_decode_as_a_failure(pair: Pair) -> None:
-    room = pair.number()
-    sender = pair.prefill.open(room, queued_timeout_s=0.1)
-    sender.send([3], last=True)
-    assert sender.wait(LIMIT_S) is Status.FAILED
-    held = pair.decode.hold(room, bootstrap=pair.prefill.bootstrap)
-    until(lambda: held.lost is not None)
-    receiver = pair.receive(room, [1])
-    assert receiver.wait(LIMIT_S) is Status.FAILED
-    assert receiver.failure.reason is Reason.DEADLINE_BOOTSTRAP
-    pair.ended(Status.FAILED, receiver, sender)
-
-
-def test_case_27_after_a_storm_of_aborts_everything_is_back(pair: Pair) -> None:
-    for number in range(1000):
-        room = pair.number()
-        receiver, sender = pair.receive(room, [number % PAGES]), pair.prefill.open(room)
-        (receiver if number % 2 else sender).abort()
-        if number % 8 == 7:
-            assert receiver.wait_memory_free(LIMIT_S)
-        receiver.wait_memory_free(LIMIT_S)
-        receiver.close()
-        sender.close()
-    pair.at_rest()
 
 
 def test_case_28_a_deadline_comes_although_nothing_else_does(pair: Pair) -> None:
