@@ -13,11 +13,12 @@ position whose buffers do not fit one piece: it is split by buffers, and its las
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import WireError
 from .layout import Layout, Region, Regions
 from .manifest import Indices
 from .notify import PARTS_MAX, Part, PartKind
@@ -30,13 +31,16 @@ REPORT_EVERY = 16
 """Of the pieces of a large part, one in so many reports."""
 MERGE_FROM = 64
 """Smaller parts are not looked at: finding runs costs more than merging saves, and NIXL merges neighbours itself."""
+_FEW = 16
+"""So many items are looked at faster one by one."""
 _KV, _AUX = PartKind.KV, PartKind.AUX  # every plan asks for them; see `statemachine.ledger`
 _NO_INDICES: Indices = np.empty(0, dtype=np.int32)
 
 
 class PartTable(NamedTuple):
-    """The buffers of one part: KV, aux, or one state component."""
+    """The buffers of one part: KV, aux, or one state component. items: how many each of them has."""
 
+    items: int
     memory: str
     device: int
     lengths: npt.NDArray[np.int64]
@@ -68,6 +72,7 @@ class DescriptorTable:
             bases.append(self._next.get(memory, 0))
             self._next[memory] = bases[-1] + region.items
         return PartTable(
+            items=min([region.items for region in regions], default=0),
             memory=memory,
             device=device,
             lengths=np.array(lengths, dtype=np.int64),
@@ -166,7 +171,10 @@ class _Slice(NamedTuple):
 def pieces(
     source: DescriptorTable, destination: DescriptorTable, transfers: list[Transfer], piece_bytes: int
 ) -> Iterator[Piece]:
-    """The pieces of some transfers, in order, made one at a time. Small parts share a piece."""
+    """The pieces of some transfers, in order, made one at a time. Small parts share a piece.
+
+    Raises WireError, naming the item and its position, before a piece of a transfer that leaves the memory.
+    """
     pending: list[_Slice] = []
     room = piece_bytes
     for transfer in transfers:
@@ -174,6 +182,8 @@ def pieces(
         if not len(items):
             continue
         from_part, to_part = source.part(kind, layout_component), destination.part(kind, layout_component)
+        check_items("source", transfer, items, from_part.items)
+        check_items("destination", transfer, targets, to_part.items)
         if buffers is not None:
             if pending:
                 yield _small(pending)
@@ -193,6 +203,23 @@ def pieces(
             room -= size
     if pending:
         yield _small(pending)
+
+
+def check_items(side: str, transfer: Transfer, indices: npt.NDArray[np.signedinteger[Any]], items: int) -> None:
+    """Whoever names an item has been checked before; nothing that a plan says may reach NIXL unchecked all the same.
+
+    Raises WireError, naming the first item of these that the side does not have, and the part.
+    """
+    if not len(indices):
+        return
+    if len(indices) > _FEW:
+        inside = int(indices.view(f"u{indices.itemsize}").max()) < items  # what is below 0 is beyond everything
+    else:
+        listed = indices.tolist()
+        inside = min(listed) >= 0 and max(listed) < items
+    if not inside:
+        wrong = next(index for index in indices.tolist() if not 0 <= index < items)
+        raise WireError(f"plan.{side}", f"{transfer.kind.name} item {wrong} of {items}")
 
 
 def _of(part: PartTable, buffers: tuple[int, ...]) -> PartTable:

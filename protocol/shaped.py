@@ -20,7 +20,7 @@ from .intervals import size
 from .manifest import Indices, Manifest
 from .notify import PARTS_MAX, Part, PartKind
 from .packing import Packed
-from .plan import Descriptors, Landing, Piece, Staged, Transfer, reported_last
+from .plan import Descriptors, Landing, Piece, Staged, Transfer, check_items, reported_last
 from .shares import Share
 from .staging import RUNS_MIN, Slots, Staging, Way, bundles, check_room, gathers, scatters
 
@@ -175,9 +175,8 @@ class _Blocks(NamedTuple):
         position = token // from_tokens
         source = transfer.source[position - first].astype(np.int64)
         target = transfer.destination[token // to_tokens - at].astype(np.int64)
-        for end, items, what in ((grid.source, source, "source"), (grid.target, target, "target")):
-            if len(items) and (int(items.min()) < 0 or int(items.max()) >= end.items):
-                raise WireError(f"plan.{what}", f"{transfer.kind.name} item {int(items.max())} of {end.items}")
+        check_items("source", transfer, source, grid.source.items)
+        check_items("destination", transfer, target, grid.target.items)
         return _Blocks(source, token % from_tokens, target, token % to_tokens, position)
 
     def cut(self, start: int, stop: int) -> _Blocks:

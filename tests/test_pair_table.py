@@ -338,8 +338,8 @@ def test_the_words_for_an_item_that_is_not_there() -> None:
     pair = PairTable(CLOSE, APART, share(*WHOLE))
     for source, target, words in (
         ([3, 4], [0, 0], "plan.source: KV item 4 of 4"),
-        ([0, 1], [4, 3], "plan.target: KV item 4 of 4"),
-        ([0, 0], [-1, 3], "plan.target: KV item 3 of 4"),
+        ([0, 1], [4, 3], "plan.destination: KV item 4 of 4"),
+        ([0, 0], [-1, 3], "plan.destination: KV item -1 of 4"),
     ):
         with pytest.raises(WireError, match=words):
             list(pair.pieces([(Transfer(KV, 0, 0, 0, numbers(*source), numbers(*target)), "")], 10**6))

@@ -214,14 +214,26 @@ def test_a_plan_of_too_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             PairTable(side(wide), side(wide), Share(1, 1, 0, (msgspec.structs.replace(GOOD, stop=4),) * 2))
 
 
-def test_items_out_of_range_are_named() -> None:
-    pair = PairTable(side(heads(0, 4)), side(heads(0, 4)), Share(1, 1, 0, (msgspec.structs.replace(GOOD, stop=4),)))
-    assert pair.grid(KV, "").whole
-    for source, target, field in (([3], [0], "plan.source"), ([0], [3], "plan.target")):
-        wrong = Transfer(KV, 0, 0, 0, np.array(source, dtype=np.int32), np.array(target, dtype=np.int32))
-        with pytest.raises(WireError) as caught:
-            list(pair.pieces([(wrong, "")], 100))
-        assert caught.value.field == field
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 100])
+@pytest.mark.parametrize("wrong", [-1, -(2**31), 200, 2**31 - 1])
+def test_items_out_of_range_are_named(count: int, wrong: int) -> None:
+    """By both planners, wherever the item stands, and before anything is written."""
+    layout = rank(heads(0, 4)).layout
+    ends = [Side(layout, Regions((Region(base, 200),), (), ())) for base in (1 << 20, 1 << 30)]
+    pair = PairTable(*ends, Share(1, 1, 0, (msgspec.structs.replace(GOOD, stop=4),)))
+    tables = [DescriptorTable(one.layout, one.regions) for one in ends]
+    for at in {0, count // 2, count - 1}:
+        good, bad = np.arange(100, 100 + count, dtype=np.int32), np.arange(100, 100 + count, dtype=np.int32)
+        bad[at] = wrong
+        for source, destination, field in ((bad, good, "plan.source"), (good, bad, "plan.destination")):
+            some = Transfer(KV, 0, 0, 0, source, destination)
+            for made in (pair.pieces([(some, "")], 1 << 20), pieces(*tables, [some], 1 << 20)):
+                with pytest.raises(WireError) as caught:
+                    next(iter(made))
+                assert str(caught.value) == f"{field}: KV item {wrong} of 200"
+    last = Transfer(KV, 0, 0, 0, np.full(count, 199, dtype=np.int32), np.zeros(count, dtype=np.int32))
+    assert list(pair.pieces([(last, "")], 1 << 20))
+    assert list(pieces(*tables, [last], 1 << 20))
 
 
 @pytest.mark.parametrize(
