@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 
+from kvrooms.engine import decode_staging
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.ranks import Ranks
 from kvrooms.harness.strategies import pairs, topologies
+from kvrooms.protocol import shaped
 from kvrooms.protocol.errors import WireError
 from kvrooms.protocol.layout import AuxSpec, BufferSpec, Layout, Region, Regions, Shard
 from kvrooms.protocol.notify import PartKind
@@ -41,6 +45,35 @@ def test_all_ranks_together_write_what_is_owed_and_each_byte_once(case: Case, se
     ranks = Ranks(case, seed, settings=EngineSettings(piece_bytes=piece_bytes))
     event(f"{len(ranks.members())} ranks")
     check(ranks)
+
+
+def test_nor_does_it_matter_what_goes_through_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with few bytes to stage, and buffers so small that slots run out."""
+    for module in (shaped, decode_staging):
+        monkeypatch.setattr(module, "RUNS_MIN", 1)
+    seen: Counter[str] = Counter()
+    staging = st.fixed_dictionaries(
+        {
+            "piece_bytes": PIECES,
+            "staging_bytes": st.sampled_from((256, 1024, 1 << 16)),
+            "staging_max_slice_bytes": st.sampled_from((4, 2048)),
+        }
+    )
+
+    @given(case=topologies(), seed=st.integers(0, 1000), sizes=staging)
+    def staged(case: Case, seed: int, sizes: dict[str, int]) -> None:
+        note(str((case.model, case.prefill_side, case.decode_side)))
+        ranks = Ranks(case, seed, settings=EngineSettings(**sizes))
+        ranks.play()
+        assert ranks.failures() == []
+        assert ranks.early == []
+        assert ranks.differs() == []
+        for member in ranks.members():
+            seen.update(member.engine.counters())
+
+    staged()
+    assert seen["pieces gathered"] > 10
+    assert seen["pieces scattered"] > 10
 
 
 @pytest.mark.parametrize(
