@@ -74,21 +74,25 @@ class Sender(_Rank[EnginePrefill]):
         return self.engines[cut].carry(limit_s)
 
     def plan_s(self, cut: str) -> float:
-        """Seconds that planning the pieces of a room takes, sent in one chunk to the first decode rank.
+        """Seconds that planning the pieces of a room takes, sent in one chunk to every decode rank.
 
         They are planned as they are sent, through slots too; where the runs are that are gathered is a part of it.
         """
+        return sum(self._plan_s(cut, rank) for rank in range(self.pool.split.decode))
+
+    def _plan_s(self, cut: str, rank: int) -> float:
         memory, split = self.pool.memory(cut), self.pool.split
         prefill, decode = split.instance("prefill", cut), split.instance("decode", cut)
-        theirs = _elsewhere(memory, decode.ranks[0].layout)
+        layout = decode.ranks[rank].layout
+        theirs = _elsewhere(memory, layout)
         settings = self.engines[cut].engine.settings
-        tables = DescriptorTable(memory.layout, memory.regions), DescriptorTable(decode.ranks[0].layout, theirs)
+        tables = DescriptorTable(memory.layout, memory.regions), DescriptorTable(layout, theirs)
         pairs = covers = None
         lent = False
         if split.many > 1:
-            share = pair_up(prefill, decode).shares[self.pool.rank, 0]
+            share = pair_up(prefill, decode).shares[self.pool.rank, rank]
             covers = covers_of(share, prefill.ranks[self.pool.rank])
-            pairs, lent = self._pairs(Side(memory.layout, memory.regions), Side(decode.ranks[0].layout, theirs), share)
+            pairs, lent = self._pairs(Side(memory.layout, memory.regions), Side(layout, theirs), share)
         pages = self.pool.group(0)
         wanted = Wanted(derive(memory.layout, len(pages), 0, (), aux=True, covers=covers), pages, 0, ())
         seconds = []

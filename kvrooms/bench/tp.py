@@ -24,7 +24,8 @@ _ROOMS = 24
 _QUICK_ROOMS = 8
 _REST_S = 0.1
 _PLAN_PAGES = 2048
-_PLAN_SLICE = 256
+_PLAN_BUFFERS = 128  # K and V of 64 layers
+_PLAN_SLICE = 128
 _PLAN_RUNS = 3
 
 
@@ -102,10 +103,11 @@ def measure(ranks: Ranks, split: Split, rooms: int, runs: int) -> dict[str, floa
 
 
 def plan_shares(ending: Ending) -> Iterator[tuple[str, float]]:
-    """Per way: planning a chunk of 2,048 pages of 64 buffers, as a share of the time that it takes to move it."""
+    """Per way: planning a chunk of 2,048 pages of 64 layers, as a share of the time that it takes to move it."""
     for prefill, decode in ((1, 1), *WAYS):
         with Ranks(prefill, decode, ending) as ranks:
-            ranks.start(Split(prefill, decode, _PLAN_SLICE, _PLAN_PAGES, chunks=1, groups=1))
+            split = Split(prefill, decode, _PLAN_SLICE, _PLAN_PAGES, chunks=1, groups=1, buffers=_PLAN_BUFFERS)
+            ranks.start(split)
             planning = ranks.plan_s()
             moving = min(ranks.run("heads", 1, 1) for _ in range(_PLAN_RUNS))
             ranks.stop()
