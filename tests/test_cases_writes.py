@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from case_support import LIMIT_S, PAGES, Pair, Side, heard, opened, until
+from traffic import Posts, traffic
 
 from kvrooms import Buffer, DecodeEngine, InvalidArgument, Memory, PrefillEngine, Status
-from kvrooms.protocol import notify, wire
+from kvrooms.protocol import notify
 from kvrooms.protocol.failure import Reason
 from kvrooms.protocol.notify import Part, PartKind
 
@@ -36,37 +37,6 @@ class Large:
 def large() -> Iterator[Pair]:
     with opened(Large(fill=True), Large(fill=False), "cases-l", piece_bytes=PIECE, abort_retry_s=0.05) as made:
         yield made
-
-
-class Posts:
-    """What a prefill engine posts through NIXL: to whom, with which notification, and whether it was over at once."""
-
-    def __init__(self, engine: PrefillEngine) -> None:
-        self.engine, self.transport = engine, engine._core.transport
-        self.notified: list[tuple[str, bytes]] = []
-        self.kinds: Counter[tuple[bool, bool]] = Counter()
-        self._post = self.transport.post
-
-    def __enter__(self) -> Posts:
-        self.transport.post = self._posted  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self.transport.post
-
-    def _posted(self, agent: str, piece: Any, message: bytes) -> int | None:
-        handle = self._post(agent, piece, message)
-        self.kinds[handle is None, bool(message)] += 1
-        if message:
-            self.notified.append((agent, message))
-        return handle
-
-    def say_again(self) -> int:
-        """Send all notifications once more, with the same agent. Returns how many there are."""
-        for agent, message in self.notified:
-            self.engine._core.submit(self.transport._wrapper.send_notif, agent, message)  # type: ignore[attr-defined]
-        self.engine._runner.wake()
-        return len(self.notified)
 
 
 @pytest.fixture(scope="module")
@@ -230,30 +200,13 @@ def test_case_20_what_comes_back_to_prefill_is_read_no_more(large: Pair) -> None
         large.source.kv[:] = kept
 
 
-def frames(pair: Pair, rooms: int) -> Counter[str]:
-    """What so many rooms take, carried one after another: writes, and frames of each kind, heartbeats apart."""
-    count: Counter[str] = Counter()
-    channels = {engine._core.channel: engine._core.channel.send for engine in (pair.prefill, pair.decode)}
-
-    def counted(send: Callable[..., Any]) -> Callable[..., Any]:
-        def sent(connection: int, frame: bytes) -> Any:
-            count[type(wire.decode(bytes(frame)[wire.PREFIX_LENGTH :]).body).__name__] += 1
-            return send(connection, frame)
-
-        return sent
-
-    for channel, send in channels.items():
-        channel.send = counted(send)
-    try:
-        with Posts(pair.prefill) as posts:
-            for _ in range(rooms):
-                pair.serve()
-            pair.at_rest()
-    finally:
-        for channel in channels:
-            del channel.send
-    count["posts"] = posts.kinds.total()
-    return Counter({name: n for name, n in count.items() if name not in ("Ping", "Pong")})
+def usual_traffic(pair: Pair) -> Counter[str]:
+    """What twenty rooms take, carried one after another."""
+    with traffic(pair.prefill, pair.decode) as count:
+        for _ in range(20):
+            pair.serve()
+        pair.at_rest()
+    return count
 
 
 def together(*calls: Callable[[], None]) -> None:
@@ -278,7 +231,7 @@ def test_case_27_after_a_storm_of_aborts_everything_is_back(pair: Pair) -> None:
     Some have not been heard of on the other side, some wait, some are moving or over. A room takes as many writes and
     frames as before; what it takes of the processor is counted in a simulated world.
     """
-    usual = frames(pair, 20)
+    usual = usual_traffic(pair)
     assert usual["posts"] == 20
     before = pair.prefill.tables(), pair.decode.tables()
     for turn in range(8):
@@ -302,7 +255,7 @@ def test_case_27_after_a_storm_of_aborts_everything_is_back(pair: Pair) -> None:
                 sender.abort()
             pair.ended(Status.FAILED, receiver, sender)
     pair.at_rest()
-    assert frames(pair, 20) == usual
+    assert usual_traffic(pair) == usual
     assert (pair.prefill.tables(), pair.decode.tables()) == before
 
 
