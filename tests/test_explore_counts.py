@@ -5,15 +5,12 @@ Whoever changes a table, the engine's answers, or the explorer sees here what th
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from explore_support import searched
 
-from kvrooms.harness.explore.configs import ABORTS, ALL, SHARED, Job, jobs
-from kvrooms.harness.explore.run import search
+from kvrooms.harness.explore.configs import ABORTS, ALL, ENDINGS, SHARED, Job, jobs
+from kvrooms.harness.explore.run import explore, search
 from kvrooms.harness.explore.scenario import Request
-from kvrooms.harness.explore.search import Search
 
 Counts = tuple[int, int, int]
 
@@ -26,6 +23,8 @@ def request(
 
 
 BARE = {"aux": False}
+AGAIN, ATTEMPTS, BESIDE = ((7, 0), (7, 0)), ((7, 0), (7, 1)), ((7, 0), (8, 0))
+LATE = ABORTS | {"decode_aborts", "frame_overtaken"}
 NO_FAULT: list[tuple[str, Job, Counts]] = [
     ("nothing is owed", Job("dense-1", request(0, **BARE)), (17, 24, 8)),
     ("aux only", Job("dense-1", request(0)), (34, 58, 12)),
@@ -42,6 +41,8 @@ NO_FAULT: list[tuple[str, Job, Counts]] = [
     ("two components", Job("state-2", request(1, state=(1, 1)), 2), (1952, 8591, 25)),
     ("one of two components", Job("state-2", request(1, state=(0, 1)), 2), (420, 1413, 21)),
     ("two components, one write", Job("state-2", request(1, 1, state=(1, 1)), 2, SHARED), (169, 408, 22)),
+    ("3 chunks, aux", Job("dense-1", request(1, 1, 1)), (2862, 12543, 29)),
+    ("2 chunks, a component", Job("state-1", request(1, 1, state=(1,)), 1), (2341, 10294, 27)),
     ("held before it is opened", Job("hold", request(1, state=(1,)), 1, unordered=True, hold=True), (1257, 4657, 23)),
 ]
 FAULTS: list[tuple[str, Job, Counts]] = [
@@ -51,6 +52,41 @@ FAULTS: list[tuple[str, Job, Counts]] = [
         (10469, 31618, 20),
     ),
     ("one fault of any kind", Job("fault-1", request(1, **BARE), budget=1, faults=ALL), (6253, 14956, 21)),
+    (
+        "aborts, any order, a component",
+        Job("abort", request(1, **BARE, state=(1,)), 1, SHARED, budget=2, faults=ABORTS, unordered=True),
+        (11073, 33701, 21),
+    ),
+    (
+        "one fault of any kind, a component",
+        Job("fault-1", request(1, **BARE, state=(1,)), 1, SHARED, budget=1, faults=ALL, lazy=True),
+        (5435, 12745, 19),
+    ),
+    (
+        "one fault of any kind, frames in any order",
+        Job("fault-1", request(1, **BARE), budget=1, faults=ALL, unordered=True),
+        (10976, 27857, 22),
+    ),
+    (
+        "used again, nothing is owed",
+        Job("reuse", request(0, **BARE), keys=AGAIN, budget=1, faults=ALL),
+        (14929, 31085, 25),
+    ),
+    (
+        "used again, aborts, late frames",
+        Job("reuse", request(1, **BARE), keys=AGAIN, budget=1, faults=LATE),
+        (12908, 34746, 30),
+    ),
+    (
+        "used again as another attempt",
+        Job("reuse", request(1, **BARE), keys=ATTEMPTS, budget=1, faults=LATE),
+        (11386, 28064, 30),
+    ),
+    (
+        "two rooms at once",
+        Job("beside", request(0, **BARE), keys=BESIDE, budget=1, faults=ENDINGS, in_turn=False, lazy=True),
+        (9440, 28633, 18),
+    ),
     ("two faults of any kind", Job("fault-2", request(0, **BARE), budget=2, faults=ALL), (39261, 110854, 18)),
 ]
 
@@ -71,10 +107,28 @@ def test_every_disagreement_is_counted() -> None:
     assert not any(one.broken for one in found)
 
 
-@pytest.mark.parametrize(("symmetric", "counts"), [(True, (447, 1391, 24)), (False, (858, 2669, 24))])
-def test_equal_senders_are_not_told_apart(symmetric: bool, counts: Counts) -> None:
-    found = searched(Job("two-senders", request(1, **BARE), lanes=2, symmetric=symmetric))
+@pytest.mark.parametrize(
+    ("chunks", "symmetric", "counts"),
+    [
+        ((1,), True, (447, 1391, 24)),
+        ((1,), False, (858, 2669, 24)),
+        ((1, 1), True, (8717, 41239, 36)),
+        ((1, 1), False, (17301, 81856, 36)),
+    ],
+)
+def test_equal_senders_are_not_told_apart(chunks: tuple[int, ...], symmetric: bool, counts: Counts) -> None:
+    found = searched(Job("two-senders", request(*chunks, **BARE), lanes=2, symmetric=symmetric))
+    assert not found.broken
     assert (found.states, found.transitions, found.depth) == counts
+
+
+FAULTLESS = ("dense-1", "state-1", "state-2", "two-senders", "disagree")
+
+
+def test_without_faults_there_is_no_order_of_frames_to_give_up() -> None:
+    for job in (job for name in FAULTLESS for job in jobs(name, "quick")):
+        ordered, multiset = searched(job), searched(job._replace(unordered=True))
+        assert multiset._replace(timers=ordered.timers) == ordered, job
 
 
 @pytest.mark.parametrize(("lazy", "counts"), [(True, (5435, 12745, 19)), (False, (6253, 14956, 21))])
@@ -83,36 +137,6 @@ def test_landing_as_late_as_it_can_is_enough(lazy: bool, counts: Counts) -> None
     found = searched(job)
     assert (found.states, found.transitions, found.depth) == counts
     assert found.outcomes == searched(job._replace(lazy=not lazy)).outcomes, "what the callers can see is the same"
-
-
-def shortest(job: Job, wanted: Any) -> list[str]:
-    """The moves of a shortest path to a state in which `wanted` holds of the two sides."""
-    one = Search(job.system(), job.config)
-    one.run()
-    for at in range(len(one._order)):
-        state = one._pack.unpack(one._order[at])
-        if wanted(one.system.decodes.values[state[0]], one.system.prefills.values[state[2]]):
-            return [step.text for step in one.timeline(at)]
-    raise AssertionError("no such state")
-
-
-def test_the_shortest_way_to_done_is_pinned() -> None:
-    def both_done(decode: Any, prefill: Any) -> bool:
-        records = (decode.records[0], prefill.records[0])
-        return all(record is not None and record.last.phase.value == "DONE" for record in records)
-
-    assert shortest(Job("dense-1", request(1, **BARE)), both_done) == [
-        "open the room",
-        "open the room",
-        "send 1 page, the last",
-        "connects",
-        "METADATA, grant 1",
-        "posts KV 0",
-        "KV 0: bytes land",
-        "KV 0: bytes land",
-        "KV 0",
-        "KV 0 settles",
-    ]
 
 
 DEFAULT = {
@@ -133,11 +157,19 @@ DEFAULT = {
 }
 
 
+SMALL = ("dense-1", "state-1", "state-2", "two-senders", "disagree", "hold", "alone")
+
+
+def test_counts_of_the_small_configurations_are_pinned() -> None:
+    found = explore(SMALL, workers=0)
+    assert {config.name: config.states for config in found.configs} == {name: DEFAULT[name] for name in SMALL}
+    assert found.complete
+    assert not found.tally.broken
+
+
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_counts_of_the_default_run_are_pinned() -> None:
-    from kvrooms.harness.explore.run import explore
-
     found = explore(workers=2)
     assert {config.name: config.states for config in found.configs} == DEFAULT
     assert found.complete, found.unreached

@@ -37,7 +37,7 @@ def test_a_short_hunt_finds_nothing_without_a_mutant() -> None:
     found = hunt(examples=40, seed=1, which=["engines"])
     assert not found.tally.broken, found.tally.counterexamples()[0].text()
     for property_id in Engines.PROPERTIES:
-        assert found.tally.verdict(property_id).examples >= 40
+        assert found.tally.verdict(property_id).examples > 0, property_id
 
 
 @named(

@@ -5,6 +5,8 @@ Few examples, because each waits for real engines. What this adds to the simulat
 
 from __future__ import annotations
 
+import enum
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from kvrooms import DecodeEngine, PrefillEngine, Status
 from kvrooms.harness import strategies as rooms
 from kvrooms.harness.simulate.memory import Pool, Shape, source_pool, target_pool
+from kvrooms.harness.stateful.base import Account, current
+from kvrooms.harness.stateful.stage import cells_of_engines
 from kvrooms.protocol.failure import Reason
 
 pytestmark = pytest.mark.nixl
@@ -198,6 +202,22 @@ class Real(RuleBasedStateMachine):
             self.end(place)
 
 
+class Visited:
+    """Counts the cells that the engines' threads visit; they count in the report of the state machines, too."""
+
+    def __init__(self) -> None:
+        self.account, self._lock = Account(), threading.Lock()
+
+    def visit(self, table: str, state: enum.Enum, event: enum.Enum) -> None:
+        with self._lock:
+            self.account.visit(table, state, event)
+            current().visit(table, state, event)
+
+
 def test_any_sequence_of_calls(pair):
-    Real.pair = pair
-    run_state_machine_as_test(Real, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))
+    Real.pair, visited = pair, Visited()
+    with cells_of_engines(visited):
+        run_state_machine_as_test(Real, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))
+    assert all(seen > 0 for seen, _ in visited.account.coverage().values())
+    for cell in ("decode room: KV x LANDED", "prefill room: KV x SETTLED"):
+        assert visited.account.cells[cell] > 0, cell

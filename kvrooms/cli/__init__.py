@@ -184,7 +184,7 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="A look in about a minute: smaller scopes, fewer rooms.")
     ] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Ten times as many states, and hypothesis by the hour.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Above 10 million states, and hypothesis by the hour.")] = False,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="With --deep: how long hypothesis searches. Default: 60.")
     ] = None,

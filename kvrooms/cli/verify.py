@@ -71,9 +71,17 @@ def _show(report: Report) -> None:
     explored, simulated, mutants = report.explored, report.simulated, report.mutants
     configs = ", ".join(f"{config.name} {config.states:,}" for config in explored.configs)
     console.print(f"explored   {explored.states:,} states, {explored.transitions:,} transitions ({configs})")
+    if explored.unreached:
+        console.print(
+            "           not reached, or not as said:", *explored.unreached, sep="\n             ", soft_wrap=True
+        )
     console.print(
         f"simulated  {simulated.rooms:,} rooms with {simulated.faults:,} faults in {simulated.hours:,.0f} virtual hours"
     )
+    console.print(f"hypothesis {', '.join(report.hunted.summary())}")
+    console.print("timers     what a timer closed, and how often:")
+    for name, count in report.timers.items():
+        console.print(f"             {name}: {count:,}", soft_wrap=True)
     console.print(f"mutants    {mutants.killed} of {mutants.total} killed", *mutants.survivors)
     console.print(f"canary     {'killed' if report.canary else 'ALIVE'}")
     console.print(f"{'all of it holds' if report.ok else 'NOT ALL OF IT HOLDS'}; {report.seconds:.0f} s")

@@ -57,6 +57,11 @@ class Report(NamedTuple):
         shown = all(self.tally.verdict(invariant.id).ok for invariant in INVARIANTS)
         return shown and self.explored.complete and not self.mutants.survivors and self.canary is not None
 
+    @property
+    def timers(self) -> dict[str, int]:
+        """How often a timer closed which obligation, explored and simulated."""
+        return _added(self.explored.timers, self.simulated.timers)
+
     def json(self) -> dict[str, Any]:
         """The figures, as `kvrooms verify --json` prints them."""
         explored, simulated, mutants = self.explored, self.simulated, self.mutants
@@ -81,9 +86,12 @@ class Report(NamedTuple):
                 "hours": round(simulated.hours, 1),
                 "seconds": round(simulated.seconds, 1),
             },
+            "hypothesis": {
+                "cells": {name: {"visited": n, "of": every} for name, (n, every) in self.hunted.coverage().items()}
+            },
             "mutants": {"total": mutants.total, "killed": mutants.killed, "survivors": list(mutants.survivors)},
             "canary": "killed" if self.canary is not None else "alive",
-            "timers": _added(explored.timers, simulated.timers),
+            "timers": self.timers,
             "seconds": round(self.seconds, 1),
         }
 

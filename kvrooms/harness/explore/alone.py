@@ -38,6 +38,7 @@ from ...statemachine import memory, rooms
 from ..evidence import Counterexample, Step
 from .alone_group import Deciding, Standing
 from .glue import Broken, Cells
+from .premises import AGREES, FAILS, LATE, MEMORY, WAITS, steps_of
 from .search import Found
 
 V = TypeVar("V", bound=Hashable)
@@ -80,8 +81,9 @@ class Alone:
         self._walk("drain alone", memory.DrainValue(), list(DrainEvent), self._drain)
         for group in (Deciding(), Standing()):
             self._walk(group.name, group.start, group.events, partial(group.step, self._cells))
-        checked = {"A1": self._steps, "L1": self._states, "S2": self._steps, "S3": self._steps, "C2": self._steps}
         cells = dict(self._cells.visits)
+        by_steps = {"A1": AGREES, "L1": f"{FAILS}|{WAITS}", "S2": LATE, "S3": MEMORY, "C2": FAILS}
+        checked = {name: steps_of(cells, which) for name, which in by_steps.items()}
         return Found(self._states, self._steps, complete=True, checked=checked, broken=self._broken, cells=cells)
 
     def _walk(

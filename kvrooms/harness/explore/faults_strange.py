@@ -39,6 +39,7 @@ def strange_notification(system: System, state: State) -> Iterator[Faulty]:
         )
         for words, agent, grant, token, parts in forged:
             event = ("note", 0, agent, notify.encode(grant, token, parts))
+            system.strange.add(system.events.number(event))
             after = step_decode(system, state, Label("stranger", "notification", words, "decode"), event, HARMLESS, use)
             believed = after.state != state and after.broken is None
             broken = Broken("S5", f"a notification {words} was believed") if believed else after.broken
@@ -49,6 +50,7 @@ def strange_notification(system: System, state: State) -> Iterator[Faulty]:
         )
         for part in beyond:
             event = ("note", 0, True, notify.encode(number, TOKEN + use, (part,)))
+            system.strange.add(system.events.number(event))
             label = Label("prefill", "notification", f"{part.kind.name} {part.first}, which is not owed", "decode")
             yield step_decode(system, state, label, event, ANNOUNCED, use)
 
@@ -67,7 +69,9 @@ def strange_metadata(system: System, state: State) -> Iterator[Faulty]:
     bad = msgspec.structs.replace(body, pages=body.pages + b"\0", token=TOKEN + STRANGE)
     for words, strange in (("for a room that nobody opens", nobody), ("that is malformed", bad)):
         label = Label("decode", "message", f"METADATA, grant {STRANGE}, {words}", "prefill")
-        yield step_prefill(system, state, 0, label, ("frame", Sent(strange)), HARMLESS)
+        event = ("frame", Sent(strange))
+        system.strange.add(system.events.number(event))
+        yield step_prefill(system, state, 0, label, event, HARMLESS)
 
 
 @fault

@@ -20,6 +20,7 @@ from ..evidence import Step as Line
 from .glue import Broken
 from .group_moves import Step, after, start
 from .group_world import Frozen, Seen, Setup, World, thaw
+from .premises import AGREES, LATE, WAITS, steps_of
 from .search import Found
 from .system import Move
 
@@ -95,6 +96,7 @@ class GroupSearch:
         self._timers: Counter[str] = Counter()
         self._watched = Seen()
         self._cut: set[int] = set()
+        self._ends: Counter[str] = Counter()
 
     def run(self) -> GroupResult:
         """Search everything, and judge the graph."""
@@ -127,7 +129,7 @@ class GroupSearch:
             transitions=transitions,
             complete=complete,
             seconds=seconds,
-            tally=self._tally(at),
+            tally=self._tally(),
             timers=dict(self._timers),
             cells=dict(self._watched.cells.visits),
             outcomes=frozenset(self._watched.outcomes),
@@ -155,9 +157,11 @@ class GroupSearch:
             world = thaw(self.setup, self._order[at])
             faulty = world.left < self.setup.budget
             if not world.timed and not self.setup.never and self.setup.lives == 1:
+                self._ends["L3" if faulty else "L2"] += 1
                 for broken in _undecided(world, "L3" if faulty else "L2"):
                     self._breaks(broken, at)
             if Move.TIMER not in possible:
+                self._ends.update(["L3", "C1"] if world.timed or faulty else ["C1"])
                 for broken in (*_undecided(world, "L3"), *_left(world)):
                     self._breaks(broken, at)
 
@@ -206,14 +210,16 @@ class GroupSearch:
             lines.append(_line(next(one for one in after(self.setup, self._order[before]) if one.state == target)))
         return lines
 
-    def _tally(self, states: int) -> Tally:
-        tally = Tally()
+    def _tally(self) -> Tally:
+        tally, cells = Tally(), self._watched.cells.visits
+        by_steps = {name: steps_of(cells, which) for name, which in (("A1", AGREES), ("S2", LATE), ("L1", WAITS))}
+        held = {**by_steps, **self._ends}
         for property_id in PROPERTIES:
             found = self._broken.get(property_id)
             if found is not None:
                 tally.broke(found)
-            else:
-                tally.held(property_id, states)
+            elif held.get(property_id):
+                tally.held(property_id, held[property_id])
         return tally
 
 

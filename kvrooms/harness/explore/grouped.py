@@ -18,6 +18,7 @@ from ..evidence import Counterexample, Step
 from .glue import Broken
 from .group_moves import Apply, end_here, moves, start
 from .group_world import Frozen, Seen, Setup, freeze, thaw
+from .premises import LATE, steps_of
 from .ranks import Ranks, Shape
 from .ranks import World as Between
 from .search import Found
@@ -34,7 +35,6 @@ GROUPED: tuple[tuple[Shape, Setup], ...] = (
 )
 LARGER = ((Shape(2, 2, APART, "decode overdue", in_time=True, bound=True), Setup("2 to 2", 2, opened=True)),)
 """It takes minutes."""
-PROPERTIES = ("A1", "C1", "L2", "L3", "L5", "S1", "S2", "S3")
 
 
 class World(NamedTuple):
@@ -57,6 +57,7 @@ class Grouped:
         self._ranks = Ranks(shape)
         self._seen = Seen()
         self._timers: Counter[str] = Counter()
+        self._checked: Counter[str] = Counter()
         self._start = World(self._ranks.located(), start(setup))
 
     def run(self) -> Found:
@@ -75,14 +76,15 @@ class Grouped:
                     queue.append(after)
             for found in self._judge(world, bottom=bottom):
                 broken.setdefault(found.property, self._example(found, paths, world))
+        cells = self._ranks.cells + self._seen.cells.visits
         return Found(
             states=len(paths),
             transitions=steps,
             complete=not queue,
-            checked=dict.fromkeys(PROPERTIES, len(paths)),
+            checked={**self._checked, "S2": steps_of(cells, LATE)},
             broken=broken,
             timers=dict(self._timers),
-            cells=dict(self._ranks.cells + self._seen.cells.visits),
+            cells=dict(cells),
             outcomes=frozenset(self._seen.outcomes),
         )
 
@@ -136,9 +138,11 @@ class Grouped:
     def _judge(self, world: World, *, bottom: bool) -> Iterator[Broken]:
         group = thaw(self._setup, world.group)
         faultless = group.left == self._setup.budget and not world.passed
+        self._checked.update(self._ranks.premises(world.between, bottom=bottom, faultless=faultless))
         yield from self._ranks.judge(world.between, bottom=bottom, faultless=faultless)
         phases = [room.phase for room in world.between.decodes]
         shown = [rank.lives[-1].shown for rank in group.ranks]
+        self._checked["A1"] += any(shown)
         living = [rank.number for rank in group.ranks if rank.member is not None]
         if "done" in shown and set(phases) != {Phase.DONE}:
             yield Broken("A1", f"an outcome is DONE, and the rooms are {[phase.value for phase in phases]}")
@@ -146,6 +150,7 @@ class Grouped:
             yield Broken("A1", f"the outcomes are {shown}")
         if not bottom:
             return
+        self._checked["C1"] += 1
         for number in living:
             if not shown[number]:
                 yield Broken("L3", f"nothing happens any more, and rank {number} knows no outcome")

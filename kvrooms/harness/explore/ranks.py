@@ -105,7 +105,7 @@ class Ranks:
         """Explore it all."""
         start = self.located()
         paths: dict[World, tuple[World | None, str]] = {start: (None, "")}
-        queue, steps, broken = deque([start]), 0, dict[str, Counterexample]()
+        queue, steps, broken, checked = deque([start]), 0, dict[str, Counterexample](), Counter[str]()
         while queue:
             world, bottom = queue.popleft(), True
             for text, after in self.moves(world):
@@ -114,9 +114,9 @@ class Ranks:
                 if after not in paths:
                     paths[after] = (world, text)
                     queue.append(after)
+            checked.update(self.premises(world, bottom=bottom))
             for found in self.judge(world, bottom=bottom):
                 broken.setdefault(found.property, self._example(found, paths, world))
-        checked = Counter(dict.fromkeys(("L2", "L3", "L5", "S1", "S3"), len(paths)))
         cells = dict(self._cells.visits)
         return Found(len(paths), steps, complete=True, checked=dict(checked), broken=broken, cells=cells)
 
@@ -173,6 +173,16 @@ class Ranks:
                 yield Broken("L5", f"the lease of prefill {p} at decode {d} stays {pair.lease.name}")
             if world.prefills[p] is not None and pair.bound and pair.drain.state is not Drain.DRAINED:
                 yield Broken("L5", f"the drain of prefill {p} for decode {d} stays {pair.drain.state.name}")
+
+    def premises(self, world: World, *, bottom: bool, faultless: bool = True) -> Iterator[str]:
+        """The properties that have something to say of a state. See `judge`."""
+        if any(room.phase is Phase.DONE for room in world.decodes):
+            yield "S1"
+        if any(pair.write == FLYING for pair in world.pairs):
+            yield "S3"
+        if bottom:
+            yield "L2" if faultless and world.fault == self._start.fault else "L3"
+            yield "L5"
 
     # -- what can happen -----------------------------------------------------------------------------------------
 

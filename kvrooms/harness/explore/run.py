@@ -160,7 +160,7 @@ def _added(chosen: list[str], done: Iterator[tuple[Job, Found, float]], scope: S
         for counterexample in sorted(shortest.get(invariant.id, ()), key=lambda one: len(one.timeline)):
             tally.broke(counterexample)
     configs = [_config(name, results) for name, results in per_config.items()]
-    missing = unreached(together, outcomes) if scope in ("default", "deep") else ()
+    missing = unreached(together, outcomes, scope) if scope is not None else ()
     return Exploration(
         tally=tally,
         configs=configs,

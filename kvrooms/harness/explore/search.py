@@ -17,11 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.status import Phase
 from ..evidence import Counterexample, Step
 from . import ends
 from .glue import Broken
 from .moves import Moves, Successor
+from .premises import Premises
 from .system import Move, State, System
+from .vacuity import WITH_STATE, WITHOUT_STATE
 
 AFTER_BROKEN = 20_000
 """How many more states are looked at once a property is broken."""
@@ -29,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Found(NamedTuple):
-    """What the search of one system has found. checked: how often each property was checked."""
+    """What the search of one system has found. checked: how often each property had something to say."""
 
     states: int
     transitions: int
@@ -59,6 +62,8 @@ class Search:
         self._kinds = array("b")
         self._broken: dict[str, tuple[Broken, int, Successor | None]] = {}
         self._timers: Counter[str] = Counter()
+        self._quiet: list[int] = []
+        self._last: list[int] = []
         self._complete = True
         self._depth = 0
 
@@ -201,7 +206,8 @@ class Search:
         for at in self._quiet:
             for broken in ends.quiet(self.system, unpack(self._order[at])):
                 self._breaks(broken, at, None)
-        for at in np.flatnonzero(np.bincount(sources[timed], minlength=number) == 0).tolist():
+        self._last = np.flatnonzero(np.bincount(sources[timed], minlength=number) == 0).tolist()
+        for at in self._last:
             state = unpack(self._order[at])
             for broken in ends.last(self.system, state):
                 self._breaks(broken, at, None)
@@ -230,18 +236,14 @@ class Search:
 
     def _found(self, transitions: int) -> Found:
         system, states = self.system, len(self._order)
-        by_state = dict.fromkeys(("L1", "S1", "S3", "S4", "A1"), states)
-        by_step = dict.fromkeys(("S2", "S5", "C2"), transitions)
-        quiet = len(getattr(self, "_quiet", ()))
-        faulty = system.setup.budget > 0
-        by_end = {"L2": quiet, "L5": quiet, "C1": quiet, "L3": quiet if faulty else 0}
-        by_end["L4"] = quiet if faulty and len(system.plans) > 1 else 0
+        rows = np.frombuffer(b"".join(self._order), dtype="<u4").reshape(states, -1)
+        checked = Premises(system, rows).count(self._quiet, self._last)
         broken = {name: self._counterexample(*what) for name, what in self._broken.items()}
         return Found(
             states=states,
             transitions=transitions,
             complete=self._complete,
-            checked={**by_state, **by_step, **by_end},
+            checked=checked,
             broken=broken,
             timers=dict(self._timers),
             cells=dict(system.cells.visits),
@@ -251,13 +253,14 @@ class Search:
 
 
 def outcomes(system: System) -> frozenset[tuple[str, str, str]]:
-    """(side, phase, cause) of every room that was reached."""
+    """(side, phase, cause) of every room that was reached; and what a room that is DONE was asked for."""
     found = set()
+    asked = [WITH_STATE if any(plan.request.state) else WITHOUT_STATE for plan in system.plans]
     for name, sides in (("decode", system.decodes.values), ("prefill", system.prefills.values)):
-        for side in sides:
-            for record in side.records:
-                if record is not None:
-                    found.add((name, record.last.phase.value, record.last.cause.value if record.last.cause else ""))
+        for record, state in ((r, state) for side in sides for r, state in zip(side.records, asked, strict=True) if r):
+            found.add((name, record.last.phase.value, record.last.cause.value if record.last.cause else ""))
+            if record.last.phase is Phase.DONE:
+                found.add((name, Phase.DONE.value, state))
     return frozenset(found)
 
 

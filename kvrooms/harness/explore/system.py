@@ -143,6 +143,8 @@ class System:
         self._of_flights: list[FlightFacts] = []
         self._decode_steps: list[dict[int, Result]] = []
         self._prefill_steps: list[dict[int, Result]] = []
+        self.strange: set[int] = set()
+        """Events in which somebody says what it should not."""
 
     def mirrored(self, state: State) -> State:
         """The state with the two prefill engines in each other's place."""
@@ -189,6 +191,12 @@ class System:
         if found is None:
             found = self._memo[key] = make()
         return found
+
+    @property
+    def strange_steps(self) -> int:
+        """How many steps the sides took by such an event."""
+        taken = (*self._decode_steps, *self._prefill_steps)
+        return sum(len(self.strange & known.keys()) for known in taken) if self.strange else 0
 
     # -- steps of a side, taken once by the running code ---------------------------------------------------------
 

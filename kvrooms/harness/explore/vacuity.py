@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ...protocol.failure import Reason
@@ -47,6 +48,32 @@ OUT_OF_REACH: dict[str, str] = {
     r"group member: (REPORTED|WITHDRAWN) x ENDED_\w+": "a room ends once",
     r"group member: (DONE|FAILED) x \w+": "a room whose outcome is known is forgotten",
 }  # fmt: skip
+_ENDINGS = "PEER_LOST|VIOLATION|ABORT|DEADLINE|CLOSE"
+_NO_TROUBLE_IN_STATE = {
+    rf"decode room: STATE x ({_ENDINGS})": "no fault meets a room with state in the small scopes",
+    rf"prefill room: STATE x ({_ENDINGS}|POST_ERROR|PEER_FAILED)": "nor there",
+}
+_SMALL_GROUPS = {
+    r"group member: (REPORTED|WITHDRAWN|FAILING) x RANK_LOST": "no rank is lost beside another in a group of two",
+}
+TOO_SMALL: dict[str, dict[str, str]] = {
+    "quick": {**_NO_TROUBLE_IN_STATE, **_SMALL_GROUPS},
+    "mutant": {
+        **_NO_TROUBLE_IN_STATE,
+        **_SMALL_GROUPS,
+        rf"decode room: AUX x ({_ENDINGS})": "in the smallest scope no fault meets a room with aux",
+        rf"prefill room: AUX x ({_ENDINGS}|POST_ERROR|PEER_FAILED)": "nor there",
+        r"prefill room: FAILED x VIOLATION": "it takes two faults after the first of which both sides go on",
+        r"group member: WITHDRAWN x (WITHDRAW|LEADER_LOST)": "it takes two faults in one group",
+    },
+    "default": {},
+    "deep": {},
+}
+"""Cells that a scope does not reach because it is small, and why; by scope."""
+WITH_STATE, WITHOUT_STATE = "with state", "without state"
+NOT_SUPERSEDED = {Reason.SUPERSEDED: "it takes an abort, and a METADATA that overtakes it"}
+SMALL_REASONS: dict[str, dict[Reason, str]] = {"quick": NOT_SUPERSEDED, "mutant": NOT_SUPERSEDED}
+"""Reasons that a small scope does not reach, and why."""
 REASONS_APART: dict[Reason, str] = {
     Reason.CORRUPTED: "digests are taken from bytes, and no byte is modelled",
 }
@@ -60,19 +87,24 @@ def cells() -> Iterator[str]:
             yield f"{table.name}: {state.name} x {event.name}"
 
 
-def unreached(visited: Mapping[str, int], outcomes: set[tuple[str, str, str]]) -> tuple[str, ...]:
-    """What should have been reached and was not; and what was reached although it is said to be out of reach."""
-    found = []
+def unreached(
+    visited: Mapping[str, int], outcomes: AbstractSet[tuple[str, str, str]], scope: str = "default"
+) -> tuple[str, ...]:
+    """What should have been reached and was not; and what was reached although it is said to be out of reach.
+
+    visited, outcomes: of everything but `alone`, which takes every cell because it is made to.
+    """
+    found, beyond = [], {**OUT_OF_REACH, **TOO_SMALL[scope]}
     for cell in cells():
-        apart = any(re.fullmatch(pattern, cell) for pattern in OUT_OF_REACH)
+        apart = any(re.fullmatch(pattern, cell) for pattern in beyond)
         if not visited.get(cell) and not apart:
             found.append(cell)
         elif visited.get(cell) and apart:
             found.append(f"{cell} is reached, and is said to be out of reach")
-    sides = ("decode", "prefill")
-    found += [f"{side} is DONE" for side in sides if (side, Phase.DONE.value, "") not in outcomes]
+    for side in ("decode", "prefill"):
+        asked = [state for state in (WITH_STATE, WITHOUT_STATE) if (side, Phase.DONE.value, state) not in outcomes]
+        found += [f"{side} is DONE {state}" for state in asked]
     causes = {cause for _, _, cause in outcomes}
-    found += [
-        f"FAILED: {reason.value}" for reason in Reason if reason not in REASONS_APART and reason.value not in causes
-    ]
+    expected = [reason for reason in Reason if reason not in {**REASONS_APART, **SMALL_REASONS.get(scope, {})}]
+    found += [f"FAILED: {reason.value}" for reason in expected if reason.value not in causes]
     return tuple(found)

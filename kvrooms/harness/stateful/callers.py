@@ -284,8 +284,8 @@ class Deal:
                 99, bootstrap=url, pages=[9999], skip_state=True))  # fmt: skip
         return None
 
-    @staticmethod
-    def _refused(property_id: str, words: str, call: Callable[[], object]) -> tuple[str, str] | None:
+    def _refused(self, property_id: str, words: str, call: Callable[[], object]) -> tuple[str, str] | None:
+        self.stage.machine.premise(property_id)
         try:
             call()
         except (InvalidArgument, RoomClosed):

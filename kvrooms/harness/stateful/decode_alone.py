@@ -132,11 +132,9 @@ class DecodeAlone(Machine):
             for part in sorted(asked.owed):
                 self.hand.notify(self._transport, agent, grant, token, part)
             self._go()
-            self.check(
-                "S4" if wrong == "grant" else "S5",
-                self._state() == before,
-                f"a notification with a wrong {wrong} was believed",
-            )
+            about = "S4" if wrong == "grant" else "S5"
+            self.premise(about)
+            self.check(about, self._state() == before, f"a notification with a wrong {wrong} was believed")
 
     @rule(number=some_room, at=st.integers(0, len(OUTSIDE) - 1))
     def notify_outside(self, number: int, at: int) -> None:
@@ -147,6 +145,9 @@ class DecodeAlone(Machine):
             self._say_landed(asked, OUTSIDE[at])
             asked.ended = True
             self._go()
+            self.premise("S5")
+            if others:
+                self.premise("L4")
             failed = asked.handle.failure is not None and asked.handle.failure.reason is Reason.PROTOCOL
             self.check("S5", failed or not open_before, f"{OUTSIDE[at]} was never asked for, and was believed")
             self.check("L4", self._state(but=number) == others, "a lie about one room changed another")

@@ -30,8 +30,6 @@ RECONNECT_S = 3.0
 some_side = st.sampled_from(WHO)
 some_number = st.integers(0, 7)
 some_steps = st.sampled_from([8, 0, 1, 3, 20, 50])
-
-
 DAYS = ("calm", "announced", "any")
 """What may go wrong in a run: nothing but callers, what tells of itself, anything."""
 
@@ -56,20 +54,10 @@ class Engines(Machine):
 
     NAME: ClassVar[str] = "engines"
     PROPERTIES: ClassVar[tuple[str, ...]] = (
-        "L1",
-        "L2",
-        "L3",
-        "L4",
-        "L5",
-        "S1",
-        "S2",
-        "S3",
-        "S4",
-        "S5",
-        "C1",
-        "C2",
-        "A1",
-    )
+        "L1", "L2", "L3", "L4", "L5", "S1", "S2", "S3", "S4", "S5", "C1", "C2", "A1",
+    )  # fmt: skip
+
+    ALWAYS: ClassVar[tuple[str, ...]] = ("L1", "C1")
 
     @initialize(
         shape=shapes(),
@@ -127,6 +115,8 @@ class Engines(Machine):
     def _open(self, wish: Wish, number: int, decode: int, first: str) -> None:
         before = [deal for deal in self.deals if deal.number == number]
         attempt = before[-1].attempt + (not before[-1].well) if before else 0
+        if before:
+            self.premise("S4")
         calm = self.world.faults == Faults() and not self.apart and not self.stage.refuses_posts
         deal = Deal(self.stage, wish, number, attempt, decode, clean=calm)
         self.deals.append(deal)
@@ -261,6 +251,8 @@ class Engines(Machine):
 
     def _weather(self, weather: Faults, *, silent: bool) -> None:
         self.world.faults = weather
+        if weather.corrupt or weather.truncate:
+            self.premise("S5")
         self.note("world", "fault", str(weather))
         self._disturb(silent=silent)
 
@@ -295,6 +287,7 @@ class Engines(Machine):
             deal.died(side)
         with running(self):
             self.stage.kill_and_replace(side)
+        self.premise("S4")
         self._disturb(silent=True)
 
     @act("announced", "any", error=st.sampled_from(["no more descriptors", ""]))
@@ -349,6 +342,7 @@ class Engines(Machine):
             deal.leave()
         rooms = [room for deal in self.deals for room in deal.rooms()]
         alike = "L3" if self.silent or self.apart else "L2"
+        self.premise(alike)
         self._until(lambda: [room for room in rooms if not room.poll().terminal], alike, "has not ended")
         self.endings_are_final()
         for deal in self.deals:
@@ -385,6 +379,8 @@ class Engines(Machine):
 
     def _another(self) -> None:
         """A room that agrees is served as if nothing had happened."""
+        if "C2" in self.shown:  # a room has failed before
+            self.premise("L4")
         deal = Deal(self.stage, Wish(), 8, 0, 0, clean=True)
         deal.finish()
         self._until(lambda: [room for room in deal.rooms() if not room.poll().terminal], "L4", "is not served")

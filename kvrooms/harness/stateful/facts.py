@@ -161,7 +161,7 @@ class Judge:
         check("L1", len(self.armed) > 1, f"no deadline but the cap is armed in {where}")
         endings: list[Fail | Close] = [*(Fail(column, reason) for column, reason in REASONS.items()), Close()]
         for event in endings:
-            self._machine.visit(table, room.phase, event.KIND)
+            self._machine.tries(table, room.phase, event.KIND)
             after, _ = step(room, event)
             check("L1", after.phase is Phase.FAILED, f"{event.KIND.name} does not end a room in {where}")
 

@@ -34,9 +34,13 @@ class Hunt(NamedTuple):
     tally: Tally
     cells: Counter[str]
 
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        """Per table how many of its cells were visited, and how many there are."""
+        return coverage(self.cells)
+
     def summary(self) -> list[str]:
         """The cells visited, a line per table: "decode room: 61 of 66 cells"."""
-        return [f"{name}: {seen} of {total} cells" for name, (seen, total) in coverage(self.cells).items()]
+        return [f"{name}: {seen} of {total} cells" for name, (seen, total) in self.coverage().items()]
 
 
 def hunt(

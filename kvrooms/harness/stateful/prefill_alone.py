@@ -161,6 +161,7 @@ class PrefillAlone(Machine):
         total = len(pages) + more
         if more or not all(0 <= page < 2 * GRANTS + 2 for page in pages):
             number = 100 + len(self.odd)
+            self.premise("S5")
             self.odd.append(self.engine.open(number, pages=total))
             self.odd[-1].send(list(range(total)))
             packed = np.array(pages, dtype="<i4").tobytes()
@@ -175,6 +176,7 @@ class PrefillAlone(Machine):
             wire.decode(data)
         except WireError:
             self.note("decode by hand", "message", f"babbles {data!r}", "wire")
+            self.premise("S5")
             self.hand.say_raw(data)
             self._go(8)
 
@@ -214,6 +216,8 @@ class PrefillAlone(Machine):
         n = told.grant
         if n in self.released:
             return  # of what had landed before the promise; it says nothing new
+        if self.issued > 1:
+            self.premise("S4")
         self.check("S4", told.token == 1000 + n, f"a notification of grant {n} has another's token")
         found = self.landed.setdefault(n, set())
         for part in told.parts:
@@ -278,6 +282,8 @@ class PrefillAlone(Machine):
 
     def _serve(self) -> None:
         """Another decode is served as if nothing had happened."""
+        if "C2" in self.shown:  # a room has failed before
+            self.premise("L4")
         other = HandDecode(self, self.world, target_pool(SHAPE, pages=4), "another decode")
         other.join(self.engine.address)
         room = self.engine.open(77, pages=PAGES)

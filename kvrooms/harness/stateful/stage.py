@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 from ...engine import handle
@@ -172,8 +173,15 @@ _STEPS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+class Visitor(Protocol):
+    """Who is told of the cells that engines visit."""
+
+    def visit(self, table: str, state: enum.Enum, event: enum.Enum) -> None:
+        """A cell of a table was visited."""
+
+
 @contextmanager
-def cells_of_engines(machine: Machine) -> Iterator[None]:
+def cells_of_engines(machine: Visitor) -> Iterator[None]:
     """Count the cells that the engines visit meanwhile."""
     patched: list[tuple[Any, str, Any]] = []
     try:
@@ -189,7 +197,7 @@ def cells_of_engines(machine: Machine) -> Iterator[None]:
             setattr(module, name, step)
 
 
-def _counting(machine: Machine, table: str, state_of: Callable[[Any], Any], step: Any) -> Any:
+def _counting(machine: Visitor, table: str, state_of: Callable[[Any], Any], step: Any) -> Any:
     def counted(value: Any, event: Any) -> Any:
         machine.visit(table, state_of(value), getattr(event, "KIND", event))
         return step(value, event)
