@@ -205,9 +205,8 @@ def test_after_a_storm_of_aborts_a_room_takes_no_more_than_before() -> None:
 
 def test_a_storm_of_which_something_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grants that are over and are looked at in every turn; the counts alone find them, before any table does."""
-    over = "writer.ready = writer.called = False\n            self._call_up(writer.peer)\n            if piece"
-    kept = over.replace("writer.ready = writer.called = False", "self._ready.append(writer)\n            blocked += 1")
-    Mutant(PrefillPosting, "_work", over, kept).plant(monkeypatch)
+    over = "[book.verdict(n) for book in [peer.book for peer in self._peers.values()] for n in range(book.floor)]"
+    Mutant(PrefillPosting, "_take_in", "busy = False", f"busy = False; {over}").plant(monkeypatch)
     bench = Bench(5, pages=500, slots=500)
     usual = cost(bench, 100)
     with pytest.MonkeyPatch.context() as patch:
