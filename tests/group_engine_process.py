@@ -7,6 +7,7 @@ told to end is a line more. Rooms are numbers.
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -69,6 +70,8 @@ class Side:
                 say("outcome", one.wait_outcome(30).name, one.outcome_failure or "")
             case ["many", first, count]:
                 say("many", sum(self.many(int(first), int(count))))
+            case ["race", first, count]:
+                say("race", *self.race(int(first), int(count)))
             case ["tables"]:
                 say("tables", {**self.prefill.tables(), **self.decode.tables(), **self.group.tables()})
 
@@ -88,6 +91,20 @@ class Side:
                 yield self._close(*under_way.popleft())
         while under_way:
             yield self._close(*under_way.popleft())
+
+    def race(self, first: int, count: int) -> Iterator[str]:
+        """Rooms with deadlines from far too short to far too long; of each its outcome, and how it ended here."""
+        draw = random.Random(self.group.rank)
+        for number in range(first, first + count):
+            page, limit_s = number % 16, 10 ** draw.uniform(-5, 1.5)
+            receiver = self.decode.open(
+                number, bootstrap=self.prefill.bootstrap, pages=[page], cap_timeout_s=limit_s, moving_timeout_s=limit_s
+            )
+            sender = self.prefill.open(number)
+            sender.send([page], last=True)
+            receiver.wait_outcome(30)
+            yield f"{receiver.outcome.name}/{receiver.poll().name}"
+            self._close(receiver, sender)
 
     def _close(self, receiver: DecodeRoom, sender: PrefillRoom) -> bool:
         outcome = receiver.wait_outcome(30)

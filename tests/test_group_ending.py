@@ -153,6 +153,23 @@ def test_a_thousand_rooms_leave_nothing_behind() -> None:
             rests(rank)
 
 
+def test_deadlines_of_rooms_that_fall_between_two_ranks() -> None:
+    """Each rank's room has a deadline of its own, so that one rank is often DONE where the other was too late."""
+    rooms = 150
+    with ranks(LIMIT_S) as pair:
+        for rank in pair:
+            rank.tells("race", 1, rooms)
+        ends = [[end.split("/") for end in rank.hears().split()[1:]] for rank in pair]
+        for mine, theirs in zip(*ends, strict=True):
+            assert mine[0] == theirs[0], ends
+        outcomes = [outcome for outcome, _ in ends[0]]
+        assert len(outcomes) == rooms
+        assert {"DONE", "FAILED"} == set(outcomes)
+        assert all(here == "DONE" for rank in ends for outcome, here in rank if outcome == "DONE")
+        for rank in pair:
+            rests(rank)
+
+
 STANDING = {"links": 1, "timers": 1, "peers": 1, "targets": 1, "connections": 1}
 """What two engines and their group hold when no room is open."""
 
