@@ -6,10 +6,12 @@ dimension counts items (pages or slots); an item's length in bytes is the size o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import InvalidArgument
 from .identity import AUX_MAX, BUFFERS_MAX, COMPONENTS_MAX, ITEMS_MAX, NAME_MAX, check_int
@@ -156,7 +158,9 @@ class Memory:
         self._arrays = (kv, aux, state)
         buffers = [*kv, *(buffer for component in state for buffer in Component(*component).buffers)]
         every = [*aux.values(), *(Buffer(*buffer).array for buffer in buffers)]
-        # A numpy array that somebody holds stays where it is; a tensor's storage can be freed under it.
+        # A numpy array that somebody refers to stays where it is: `resize` refuses, also with refcheck=False.
+        self._anchors = tuple(weakref.ref(one) for array in every for one in _owners(array))
+        # A tensor's storage can be freed under it.
         self._pointers = tuple(array.data_ptr for array in every if not isinstance(array, np.ndarray))
         self._addresses = [pointer() for pointer in self._pointers]
 
@@ -170,6 +174,13 @@ class Memory:
         kv, aux, state = self._arrays
         if Memory(self.layout.page_size, kv, aux, state).regions != self.regions:
             raise InvalidArgument("memory", self.regions.pages, "an array was moved or resized since it was described")
+
+
+def _owners(array: Any) -> Iterator[npt.NDArray[Any]]:
+    """A numpy array, and what it is a view of."""
+    while isinstance(array, np.ndarray):
+        yield array
+        array = array.base
 
 
 def _components(

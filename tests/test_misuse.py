@@ -234,6 +234,18 @@ def test_a_tensor_that_is_freed_while_its_engine_runs(which: str) -> None:
         assert state_of(bench) == before
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_an_array_that_is_registered_cannot_be_resized(view: bool) -> None:
+    """numpy would free what a peer writes to; it refuses where somebody refers to the array, whatever it is asked."""
+    array = np.zeros((2, 8, 64), np.uint8)
+    memory = Memory(page_size=4, kv=[Buffer(0, "kv", array[1] if view else array)])
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize((4000, 8, 64), refcheck=False)
+    memory.check_unmoved()
+    del memory
+    array.resize((4000, 8, 64), refcheck=False)
+
+
 def test_sends_of_nothing_are_not_kept_however_many_they_are() -> None:
     with open_rooms() as (bench, _, sender, _):
         for _ in range(500):
