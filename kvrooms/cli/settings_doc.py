@@ -15,7 +15,9 @@ _HEAD = """# Settings
 Every figure an engine goes by. An argument of the engine goes before the environment, and that before the default:
 `DecodeEngine(memory, moving_timeout_s=5)`, or `KVROOMS_MOVING_TIMEOUT_S=5` for every engine of the process. A variable
 `KVROOMS_...` that is no setting is an error that names the nearest one, and a value out of range is one too: a misspelt
-deadline is found when the engine starts, not when it should have struck. `open()` takes the deadlines of one room.
+deadline is found when the engine starts, not when it should have struck. `open()` takes the deadlines of one room that
+its side has: on decode `bootstrap_timeout_s`, `waiting_timeout_s`, `moving_timeout_s` and `cap_timeout_s`; on prefill
+`queued_timeout_s`, `moving_timeout_s` and `cap_timeout_s`; those of the other side, of no effect there, are refused.
 Durations are in seconds, sizes in bytes.
 
 Who is let in is set by `KVROOMS_SECRET` and its like: see [security.md](security.md).

@@ -68,15 +68,22 @@ def _view(claimed: bytearray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(claimed, dtype=np.uint8)
 
 
+def check_once(field: str, indices: Indices) -> None:
+    """Raise InvalidArgument naming the field and an item that is named twice."""
+    if len(indices) <= _FEW and len(set(indices.tolist())) == len(indices):
+        return
+    ordered = np.sort(indices)
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        raise InvalidArgument(field, int(ordered[1:][same][0]), "names an item twice")
+
+
 def _check(field: str, claimed: bytearray, indices: Indices) -> None:
+    check_once(field, indices)
     if len(indices) <= _FEW:  # plain bytes beat numpy's overhead for a handful
         listed = indices.tolist()
-        if len(set(listed)) != len(listed):
-            raise InvalidArgument(field, listed, "names an item twice")
         taken = [index for index in listed if claimed[index]]
     else:
-        if len(np.unique(indices)) != len(indices):
-            raise InvalidArgument(field, indices.tolist(), "names an item twice")
         taken = indices[_view(claimed)[indices] != 0].tolist()
     if taken:
         raise InvalidArgument(field, taken[0], "it belongs to a room whose memory is not free yet")

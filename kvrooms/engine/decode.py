@@ -8,6 +8,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
+from ..protocol.arguments import check_bool, check_text
 from ..protocol.errors import InvalidArgument, Overloaded
 from ..protocol.identity import ITEMS_MAX, RoomKey, check_int, room_key
 from ..protocol.layout import Instance, differences
@@ -116,10 +117,10 @@ class DecodeEngine(Engine):
         destination_pages = page_indices("pages", pages, regions.pages if layout.kv else ITEMS_MAX)
         prefix = check_int("prefix_pages", prefix_pages, 0, 2**24 - len(destination_pages))
         slot = -1 if aux_index is None else check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
-        indices = spelled(layout, state_indices, self._items, skip_state=skip_state)
+        indices = spelled(layout, state_indices, self._items, skip_state=check_bool("skip_state", skip_state))
         full = (prefix + len(destination_pages)) * layout.page_size
         length = full if tokens is None else check_int("tokens", tokens, max(0, full - layout.page_size + 1), full)
-        settings = room_settings(self.settings, timeouts)
+        settings = room_settings(self.settings, timeouts, "decode")
         handle = DecodeRoom(self, key)
         wish = Wish(destination_pages, prefix, slot, indices, length)
         record = DecodeRecord(key, settings, 0.0, target, wish, handle)
@@ -153,6 +154,8 @@ class DecodeEngine(Engine):
     def release(self, hold: Hold) -> None:
         """Let prefill give a room up. Idempotent."""
         check_process(self)
+        if not isinstance(hold, Hold):
+            raise InvalidArgument("hold", hold, "must be what `hold` has returned")
         with self.lock:
             if self._holds.get(hold.key) is hold:
                 del self._holds[hold.key]
@@ -180,6 +183,8 @@ class DecodeEngine(Engine):
         say this of a process that lives and cannot be heard corrupts memory.
         """
         self._check_open()
+        if not check_text("engine", engine):
+            raise InvalidArgument("engine", engine, "must be an engine's name")
         self._submit(cast(DecodeCore, self._core).fence, engine)
 
     def room_freed(self, room: Room) -> None:
@@ -211,16 +216,22 @@ def _checked_rank(memory: Memory, ranks: Instance | None, rank: int) -> int:
     return number
 
 
-_ROOM_TIMEOUTS = ("bootstrap_timeout_s", "waiting_timeout_s", "queued_timeout_s", "moving_timeout_s", "cap_timeout_s")
+TIMEOUTS = {
+    "decode": ("bootstrap_timeout_s", "waiting_timeout_s", "moving_timeout_s", "cap_timeout_s"),
+    "prefill": ("queued_timeout_s", "moving_timeout_s", "cap_timeout_s"),
+}
+"""The deadlines of a room on either side: `open` takes these there, and no others."""
 
 
-def room_settings(settings: EngineSettings, timeouts: Mapping[str, object]) -> EngineSettings:
+def room_settings(settings: EngineSettings, timeouts: Mapping[str, object], side: str) -> EngineSettings:
     """The engine's settings with a room's own deadlines. Raises InvalidArgument naming the argument."""
     if not timeouts:
         return settings
     for name, value in timeouts.items():
-        if name not in _ROOM_TIMEOUTS:
-            raise InvalidArgument(name, value, f"is no argument of open(); timeouts are {', '.join(_ROOM_TIMEOUTS)}")
+        if name not in TIMEOUTS[side]:
+            other = next((one for one, names in TIMEOUTS.items() if name in names), "")
+            whose = f"is a deadline of the {other} side" if other else "is no argument of open()"
+            raise InvalidArgument(name, value, f"{whose}; on {side} timeouts are {', '.join(TIMEOUTS[side])}")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise InvalidArgument(name, value, "must be a positive number of seconds")
     return msgspec.structs.replace(settings, **timeouts)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
+from ..protocol.arguments import check_limit
 from ..protocol.errors import EngineClosed
 from .ending import SIGNALS, leave, status_of
 from .host import Drained, Engine, engines
@@ -22,7 +23,12 @@ _SHOWN = 8
 
 
 def drain_all(some: Iterable[Engine], limit_s: float | None = None) -> dict[str, Drained]:
-    """Drain engines beside each other, each within `limit_s` or its own setting; leave out those closed meanwhile."""
+    """Drain engines beside each other, each within `limit_s` or its own setting; leave out those closed meanwhile.
+
+    Raises InvalidArgument, and none is drained then.
+    """
+    if limit_s is not None:
+        check_limit("limit_s", limit_s)
     found: dict[str, Drained] = {}
 
     def drain(engine: Engine) -> None:
@@ -63,7 +69,7 @@ class Drainer:
 
     def __init__(self, report: Callable[[dict[str, Drained]], None], limit_s: float | None = None) -> None:
         self._report = report
-        self._limit_s = limit_s
+        self._limit_s = None if limit_s is None else check_limit("limit_s", limit_s)
         self._told: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._signals = 0
         self.asked = False

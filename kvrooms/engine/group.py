@@ -23,6 +23,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from ..protocol.arguments import check_left, check_limit, check_text
 from ..protocol.errors import EngineClosed, GroupIncomplete, HandshakeRefused, InvalidArgument
 from ..protocol.failure import Failure, Reason
 from ..protocol.group import MEMBER_MAX
@@ -97,7 +98,7 @@ class RoomGroup:
         self.members: tuple[bytes, ...] = ()
         """What each rank has said of itself; () before `join`."""
         self.pid = os.getpid()
-        self._timeout = timeout
+        self._timeout = check_limit("timeout", timeout)
         self._lock = threading.Lock()
         self._entered: set[RoomKey] = set()
         self._recent: dict[RoomKey, Status] = {}
@@ -137,10 +138,10 @@ class RoomGroup:
         `join` may be called again); HandshakeRefused if the leader will not have this rank; EngineClosed.
         """
         self._check_open()
+        seconds = self._timeout if timeout is None else check_limit("timeout", timeout)
         if not self._begun:
             self._begun = True
             self._submit(self._core.begin)
-        seconds = self._timeout if timeout is None else timeout
         joined = self._joined.wait(seconds)
         if self._words:
             raise HandshakeRefused((self._words,))
@@ -171,6 +172,8 @@ class RoomGroup:
         Raises InvalidArgument if the last room with this key is not decided. Never blocks.
         """
         self._check_process()
+        if not isinstance(key, RoomKey):
+            raise InvalidArgument("key", key, "must be a RoomKey")
         with self._lock:
             if key in self._entered:
                 raise InvalidArgument("room", key.room, f"{key} is not decided by its group yet; use another attempt")
@@ -184,8 +187,10 @@ class RoomGroup:
         It is ignored once the outcome is known. False: the group is closed, so the outcome is FAILED. Never blocks.
         """
         self._check_process()
-        if not status.terminal:
+        if status not in (Status.DONE, Status.FAILED):
             raise InvalidArgument("status", status, "must be DONE or FAILED")
+        if failure is not None:
+            check_text("failure", failure.detail)
         why = None if status is Status.DONE else failure or Failure(Reason.ABORTED, "it failed")
         with self._lock:
             if self._closed:
@@ -202,6 +207,7 @@ class RoomGroup:
     def wait_outcome(self, key: RoomKey, timeout: float | None = None) -> Status:
         """Block until a room is decided; TimeoutError after `timeout` seconds."""
         self._check_process()
+        left = check_left("timeout", timeout)
         waiter = _Waiter()
         with self._lock:
             known = self._recent.get(key)
@@ -211,11 +217,11 @@ class RoomGroup:
                 waiter.told.set()
             else:
                 self._waiters.setdefault(key, []).append(waiter)
-        if not waiter.told.wait(timeout):
+        if not waiter.told.wait(left):
             with self._lock:
-                left = [one for one in self._waiters.pop(key, []) if one is not waiter]
-                if left:
-                    self._waiters[key] = left
+                others = [one for one in self._waiters.pop(key, []) if one is not waiter]
+                if others:
+                    self._waiters[key] = others
             if not waiter.told.is_set():
                 raise TimeoutError(f"{key} is not decided after {timeout} s")
         if waiter.status is None:
@@ -253,11 +259,12 @@ class RoomGroup:
         The other ranks' rooms fail from then on: close the engine before, on every rank.
         """
         self._check_process()
+        limit = check_limit("timeout", timeout)
         with self._lock:
             closing, self._closing = self._closing, True
         if closing:
             return
-        self._runner.stop(timeout)
+        self._runner.stop(limit)
         self._assembly.release()
 
     def __enter__(self) -> Self:

@@ -11,40 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from ..protocol.arguments import check_bool, check_left, check_limit, check_text
 from ..protocol.errors import EngineClosed, InvalidArgument, RoomClosed, RoomFailed
 from ..protocol.failure import Failure, Reason
 from ..protocol.identity import RoomKey
 from ..protocol.status import TERMINAL, Phase, Status, status_of
 from .account import Met
+from .desk import Desk
 
 _FORGET_TIMEOUT_S = 10.0
 H = TypeVar("H", bound="Room")
-
-
-class Desk(Protocol):
-    """The engine as its rooms see it."""
-
-    name: str
-    lock: threading.Lock
-    pid: int
-    group: Any
-
-    def abort_room(self, room: Any, failure: Failure) -> None:
-        """Abort on the engine's thread."""
-
-    def close_room(self, room: Any) -> None:
-        """Close on the engine's thread."""
-
-    def room_freed(self, room: Any) -> None:
-        """The room's ranges are free again (engine's thread)."""
-
-    def room_forgotten(self, room: Any) -> None:
-        """The engine holds the room no more (engine's thread)."""
-
-    def room_ended(self, room: Any) -> None:
-        """The room, which is in a group, is DONE or FAILED here (engine's thread)."""
 
 
 class _Gate:
@@ -63,7 +41,7 @@ class _Gate:
             pass
 
     def wait(self, timeout: float | None) -> bool:
-        return self._lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
+        return self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
 class _Moment:
@@ -220,21 +198,22 @@ class Room:
     def wait(self, timeout: float | None = None) -> Status:
         """Block until the room is DONE or FAILED and return that; TimeoutError after `timeout` seconds."""
         self._check_process()
-        if not self._status.terminal and not self._end.wait(self._desk.lock, timeout):
+        left = check_left("timeout", timeout)
+        if not self._status.terminal and not self._end.wait(self._desk.lock, left):
             raise TimeoutError(f"{self._key} is in {self._phase.value} after {timeout} s")
         return self._status
 
     def wait_outcome(self, timeout: float | None = None) -> Status:
         """Block until `outcome` is DONE or FAILED and return that; TimeoutError after `timeout` seconds."""
         self._check_process()
-        if not (self._decided or self._end).wait(self._desk.lock, timeout):
+        if not (self._decided or self._end).wait(self._desk.lock, check_left("timeout", timeout)):
             raise TimeoutError(f"{self._key} has no outcome after {timeout} s; here it is in {self._phase.value}")
         return self.outcome
 
     def wait_memory_free(self, timeout: float | None = None) -> bool:
         """Block until `memory_free`; False after `timeout` seconds."""
         self._check_process()
-        return self._free.wait(self._desk.lock, timeout)
+        return self._free.wait(self._desk.lock, check_left("timeout", timeout))
 
     def __await__(self) -> Generator[Any, None, Status]:
         """`await room` is `wait()` for asyncio."""
@@ -267,12 +246,18 @@ class Room:
 
         timeout: seconds to wait for the memory; 0 does not block, and `memory_status` tells later. again: tell both
         sides that the request may be tried again (`Failure.retryable`). Idempotent; a room that has ended stays so.
+        Raises InvalidArgument, and the room goes on then.
         """
         self._check_process()
+        limit, words, retryable = (
+            check_limit("timeout", timeout),
+            check_text("detail", detail),
+            check_bool("again", again),
+        )
         if not self._status.terminal:
-            self._desk.abort_room(self, Failure(Reason.ABORTED, detail, again=again or None))
-        if timeout > 0:
-            self.wait_memory_free(timeout)
+            self._desk.abort_room(self, Failure(Reason.ABORTED, words, again=retryable or None))
+        if limit > 0:
+            self.wait_memory_free(limit)
         return self.memory_status
 
     def close(self) -> None:
@@ -379,7 +364,7 @@ def wait_any(rooms: Iterable[H], timeout: float | None = None) -> list[H]:
 
     Raises TimeoutError after `timeout` seconds, InvalidArgument when there are no rooms.
     """
-    rooms = list(rooms)
+    rooms, left = list(rooms), check_left("timeout", timeout)
     if not rooms:
         raise InvalidArgument("rooms", rooms, "there must be at least one room to wait for")
     for desk in {room._desk for room in rooms if not room._status.terminal}:  # noqa: SLF001
@@ -390,7 +375,7 @@ def wait_any(rooms: Iterable[H], timeout: float | None = None) -> list[H]:
     wake = (gate := _Gate()).open
     for room in rooms:
         room._end.call(room._desk.lock, wake)  # noqa: SLF001
-    opened = gate.wait(timeout)
+    opened = gate.wait(left)
     ended = [room for room in rooms if room._status.terminal]  # noqa: SLF001
     for room in rooms:
         room._end.cancel(room._desk.lock, wake)  # noqa: SLF001

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from ..protocol.arguments import check_limit
 from ..protocol.errors import EngineClosed, Overloaded
 from ..protocol.failure import Failure, Reason
 from ..protocol.identity import RoomKey
@@ -172,15 +173,15 @@ class Engine:
 
         In a group, a room has ended when it has its outcome. Then wait for the rooms' memory, within the same limit or
         a second more. The engine stays as it is, to be closed.
-        timeout: None for the setting `drain_timeout_s`. Raises EngineClosed.
+        timeout: None for the setting `drain_timeout_s`. Raises EngineClosed; InvalidArgument, and nothing has changed.
         """
         self._check_open()
-        timeout = self.settings.drain_timeout_s if timeout is None else timeout
+        limit = self.settings.drain_timeout_s if timeout is None else check_limit("timeout", timeout)
         with self.lock:
             self._draining = True
             rooms = list(self._open_rooms)
         self._submit(self._core.drain)
-        end = time.monotonic() + timeout
+        end = time.monotonic() + limit
         late: list[str] = []
         for room in rooms:
             try:
@@ -198,14 +199,15 @@ class Engine:
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End the engine: open rooms fail, writes settle or are acknowledged (at most `timeout` s), peers are told.
 
-        Deregisters, joins the thread. Idempotent.
+        Deregisters, joins the thread. Idempotent. Raises InvalidArgument, and the engine goes on then.
         """
         check_process(self)
+        limit = check_limit("timeout", timeout)
         with self.lock:
             closed, self._closed = self._closed, True
         if closed:
             return
-        self._runner.stop(timeout)
+        self._runner.stop(limit)
         self._assembly.release()
 
     def __enter__(self: E) -> E:

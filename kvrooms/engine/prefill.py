@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from ..protocol.arguments import check_bool
 from ..protocol.errors import InvalidArgument, RoomClosed
 from ..protocol.identity import ITEMS_MAX, PAGES_MAX, RANKS_MAX, RoomKey, check_int, room_key
 from ..protocol.layout import Layout, Rank
@@ -17,6 +18,7 @@ from ..protocol.memory import Memory
 from ..protocol.registration import check_bootstrap, check_instance
 from ..protocol.shares import part_of
 from ..protocol.status import Status
+from .claims import check_once
 from .core import EngineCore
 from .decode import room_settings
 from .group import RoomGroup
@@ -46,6 +48,7 @@ class PrefillRoom(Room):
         self._sent_pages = self._part_begin
         self._sent_layers: tuple[int, ...] | None = None
         self._sent_state = (0,) * len(engine.memory.layout.state)
+        self._sent_items: set[int] = set()
         self._complete = False
 
     def send(
@@ -58,8 +61,8 @@ class PrefillRoom(Room):
     ) -> None:
         """Send the next pages, and state, as they are computed. Never blocks: the writes follow decode's METADATA.
 
-        pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt); only
-        their number counts on a rank without KV.
+        pages: source page of each of the next positions (of a context-parallel rank: of its part of the prompt), none
+        of them twice in a room; only their number counts on a rank without KV.
         layers: the ids of the layers whose KV is ready; these continue at the position that they have reached, and
         others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
         layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
@@ -167,17 +170,17 @@ class PrefillEngine(Engine):
         """
         self._check_open()
         self.memory.check_kept()
+        stateless = check_bool("skip_state", skip_state)
         layout, regions = self.memory.layout, self.memory.regions
         key = room_key(room, attempt)
         total = None if pages is None else check_int("pages", pages, 0, PAGES_MAX)
         if aux_index is not None:
             check_int("aux_index", aux_index, 0, regions.aux_slots - 1)
-        handle = PrefillRoom(self, key, total, aux_index, skip_state=skip_state)
-        record = PrefillRecord(key, room_settings(self.settings, timeouts), 0.0, handle)
+        handle = PrefillRoom(self, key, total, aux_index, skip_state=stateless)
+        record = PrefillRecord(key, room_settings(self.settings, timeouts, "prefill"), 0.0, handle)
         handle.record = record
         aux = layout.aux_names if aux_index is not None else ()
-        stateless = skip_state or not layout.state
-        declaration = Declaration(total, aux, () if stateless else None)
+        declaration = Declaration(total, aux, () if stateless or not layout.state else None)
         with self.lock:
             self._check_room()
             self._claims.take_key(key)
@@ -193,6 +196,8 @@ class PrefillEngine(Engine):
         if last is not None and not isinstance(last, (bool, np.bool_)):
             raise InvalidArgument("last", last, "must be True, False or None")
         some = page_indices("pages", pages, regions.pages if layout.kv else ITEMS_MAX)
+        if layout.kv:  # else only their number counts
+            check_once("pages", some)
         skip = room._skip_state  # noqa: SLF001
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
         buffers = None if layers is None else _buffers_of(layout, layers)
@@ -236,12 +241,31 @@ def _next(
             raise InvalidArgument("last", last, f"only {reached} of {total} pages were sent")
         if not room._skip_state:  # noqa: SLF001
             owed_always(room._engine.memory.layout, counted)  # noqa: SLF001
+    _note_items(room, pages, again=layers is not None, last=last)
     room._sent_pages, room._sent_state, room._complete = reached, counted, last  # noqa: SLF001
     room._sent_layers = None if after is None or min(after) == max(after) else after  # noqa: SLF001
     whole = reached if room._pages is None else room._pages  # noqa: SLF001
     declaration = Declaration(whole, None, counts_of(names, counted)) if last else Declaration()
     aux_index = room._aux_index if last else None  # noqa: SLF001
     return Send(first, pages, tuple(zip(before, state, strict=False)), aux_index, declaration, layers)
+
+
+def _note_items(room: PrefillRoom, pages: Indices, *, again: bool, last: bool) -> None:
+    """A page that an earlier send of the room has named is somebody's mistake. Raises InvalidArgument.
+
+    again: it may be of other layers of the same pages.
+    """
+    before = room._sent_items  # noqa: SLF001
+    if again or not room._engine.memory.layout.kv or (last and not before):  # noqa: SLF001 - most rooms are one send
+        return
+    listed = pages.tolist()
+    if not before.isdisjoint(listed):
+        both = next(page for page in listed if page in before)
+        raise InvalidArgument("pages", both, "an earlier send of this room has named it: each page once")
+    if last:
+        before.clear()
+    else:
+        before.update(listed)
 
 
 def _continued(room: PrefillRoom, count: int, buffers: frozenset[int] | None) -> tuple[int, Layers | None]:
