@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 from engine_bench import Bench, send_in, serve_another
+from engine_peers import HandDecode
 from mutants import Mutant, dies, named
 
-from kvrooms import InvalidArgument, Status
+from kvrooms import InvalidArgument, RoomFailed, Status
 from kvrooms.engine import holds
+from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_grants import PrefillGrants
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.ports import SimChannel
+from kvrooms.harness.simulate.blocking import let_wait
+from kvrooms.protocol import wire
 from kvrooms.protocol.failure import Reason
 from kvrooms.transport.ports import CloseCause
 
@@ -75,6 +79,88 @@ def test_a_lost_room_is_told(seed: int) -> None:
     check_lost(seed)
 
 
+def check_told_before_close(seed: int) -> None:
+    """Whoever reads a failure closes its room: who holds it is told in the step in which it fails, without a timer."""
+    bench = Bench(seed, decodes=2, settings=SHORT)
+    sender = computed(bench, bench.plan(2))
+    held = [side.engine.hold(7, bootstrap=bench.prefill.bootstrap) for side in bench.decodes]
+    bench.settle()
+    assert bench.prefill.tables()["holders"] == 2
+    sender.abort("evicted")
+    let_wait(sender, bench.world)
+    sender.wait()
+    with pytest.raises(RoomFailed):
+        sender.failure_exception()
+    bench.settle()
+    for one in held:
+        assert one.lost is not None
+        assert (one.lost.reason, one.lost.origin, one.lost.detail) == (Reason.PEER_ABORTED, "peer", "evicted")
+    assert bench.prefill.tables()["holders"] == 0
+    bench.decode.release(held[0])
+    check_next_life(bench, sender)
+
+
+def check_next_life(bench: Bench, before: Any) -> None:
+    """Nothing is remembered of a room that was closed: its number may be used again, and is held anew."""
+    assert bench.prefill.tables()["rooms"] == 0, before
+    plan = bench.plan(2)
+    sender, held = computed(bench, plan), hold(bench)
+    bench.pass_time(12)
+    assert held.lost is None
+    receiver = bench.receive(plan)
+    bench.finish(receiver, sender)
+    assert receiver.poll() is sender.poll() is Status.DONE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_holds_a_room_is_told_before_it_is_closed(seed: int) -> None:
+    check_told_before_close(seed)
+
+
+def test_a_deadline_that_ends_a_room_is_told_to_who_holds_it() -> None:
+    bench = Bench(1, settings=EngineSettings(queued_timeout_s=20, hold_renew_s=30))
+    sender, held = computed(bench, bench.plan(2)), hold(bench)
+    bench.finish(sender, timers=True)
+    sender.close()
+    bench.settle()
+    assert held.lost.reason is Reason.DEADLINE_BOOTSTRAP
+
+
+def check_asked_for(seed: int) -> None:
+    """Who has asked for the room is told by its grant, once."""
+    bench = Bench(seed)
+    hand, sender = HandDecode(bench).join(), bench.offer(bench.plan(2))
+    hand.say(wire.Hold(7, 0), hand.metadata(1), wire.Hold(7, 0))
+    bench.settle()
+    assert bench.prefill.tables()["holders"] == 0
+    sender.abort()
+    bench.settle()
+    assert len(hand.heard(wire.Failed)) == 1
+    assert not hand.heard(wire.HoldLost)
+
+
+def test_who_has_asked_for_a_room_holds_it_no_more() -> None:
+    check_asked_for(1)
+
+
+def check_connection_lost(seed: int) -> None:
+    """A peer without a connection holds nothing; back again it says anew what it holds, and is told."""
+    bench = Bench(seed, settings=SHORT)
+    sender, held = computed(bench, bench.plan(2)), hold(bench)
+    bench.settle()
+    channel = bench.prefill._core.channel
+    assert isinstance(channel, SimChannel)
+    channel.cut(CloseCause.TIMED_OUT)
+    bench.run(lambda: not bench.prefill.tables()["holders"], timers=True)
+    assert not sender.poll().terminal
+    sender.abort("evicted")
+    bench.run(lambda: held.lost is not None, timers=True)
+
+
+def test_a_peer_without_a_connection_holds_nothing_until_it_is_back() -> None:
+    check_connection_lost(1)
+
+
 def test_without_a_hold_the_room_ends_and_who_asks_later_is_told() -> None:
     bench = Bench(1, settings=SHORT)
     plan = bench.plan(2)
@@ -130,12 +216,19 @@ def test_the_same_room_is_held_once() -> None:
     Mutant(holds.DecodeHolds, "_hold_lost", "self.release(hold)", "pass"),
     Mutant(PrefillGrants, "_hold", "self._step(record, Held())", "pass"),
     Mutant(PrefillGrants, "_hold", "record.failure is not None", "False"),
+    Mutant(PrefillGrants, "_hold", "writer.peer is peer", "False"),
+    Mutant(PrefillGrants, "_bind", "record.holders.pop(writer.peer, None)", "pass"),
+    Mutant(PrefillCore, "_tell_failed", "self._tell_holders(record, failure)", "pass"),
+    Mutant(PrefillCore, "_void_all", "self._forget_holder(peer)", "pass"),
 ])  # fmt: skip
 def test_the_checks_of_holds_notice(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
 
-    def both() -> None:
+    def all_of_them() -> None:
         check_kept(0)
         check_lost(0)
+        check_told_before_close(0)
+        check_asked_for(0)
+        check_connection_lost(0)
 
-    dies(both)
+    dies(all_of_them)

@@ -50,7 +50,9 @@ def test_after_the_end_the_answer_is_that_of_the_end() -> None:
 
 def test_an_abort_that_is_acknowledged() -> None:
     bench, receiver, sender = started()
-    assert tuple(receiver.abort()) == (False, "held: the room has not ended")  # nothing blocks
+    under_way = (False, "held: the abort is under way; ask memory_status again")
+    assert tuple(receiver.abort()) == under_way  # nothing blocks
+    assert status(receiver) == under_way
     bench.settle()
     assert status(receiver) == (True, PROMISED)
     assert status(sender) == (True, NOTHING)

@@ -206,6 +206,7 @@ class EngineCore:
             return
         if link.up and (received.source != link.incarnation or received.target != self.incarnation):
             self.counters["frames of another incarnation"] += 1
+            self._complain("a frame of another incarnation", f"{link.engine}: {received.source:016x}")
             return
         link.last_heard = self.now
         if link.up:

@@ -11,7 +11,7 @@ from ..protocol.notify import InSlot, Part, PartKind
 from ..statemachine.ledger import within
 from .core import Ports
 from .decode_staging import DecodeStaging
-from .decode_state import DecodeRecord, Grant
+from .decode_state import DecodeRecord, Grant, Peer
 from .digests import Digester
 
 
@@ -50,11 +50,14 @@ class DecodeArrivals(DecodeStaging):
         grant = self._by_token.get(token)
         if grant is None or grant.peer is None or grant.number != grant_number or grant.peer.agent != agent:
             self.counters["notifications of no open grant"] += 1
+            if grant is not None:
+                self._complain("a notification in the name of another's grant", agent)
+            for peer in [peer for peer in self._peers.values() if peer.agent == agent]:
+                self._suspect(peer, grant_number)
             return
         for i, (kind, component, first, size) in enumerate(parts):
             if not within(grant.manifest, kind, component, first, first + size):
-                detail = f"{kind.name} positions {first} to {first + size} are not owed"
-                self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, detail, "peer"))
+                self._violated(grant, Reason.PROTOCOL, f"{kind.name} positions {first} to {first + size} are not owed")
                 return
             if self._digester is not None and not self._intact(grant, parts[i], digests[i : i + 1]):
                 return
@@ -68,7 +71,7 @@ class DecodeArrivals(DecodeStaging):
         try:
             landed = self._unpacked(grant, part, staged)
         except WireError as error:
-            self._fail(grant.record, On.VIOLATION, Failure(Reason.PROTOCOL, str(error), "peer"))
+            self._violated(grant, Reason.PROTOCOL, str(error))
             return
         for kind, component, first, size in landed:
             self._step(grant.record, Landed(grant.sender, kind, component, first, first + size))
@@ -77,13 +80,24 @@ class DecodeArrivals(DecodeStaging):
     def _intact(self, grant: Grant, part: Part, digest: tuple[bytes, ...]) -> bool:
         """Whether a landed part is what was sent; else its room has failed."""
         assert self._digester is not None
-        record, (kind, component, first, size) = grant.record, part
+        kind, component, first, size = part
         names = self.layout.component_names
         place = names.index(grant.manifest.state[component][0]) if kind is PartKind.STATE else 0
         items = grant.destination.items(grant.manifest, kind, component, first, first + size)
         if digest == (self._digester.of(kind, place, items),):
             return True
         what = "have another digest than what was sent" if digest else "came without the digest that was asked for"
-        detail = f"{kind.name} positions {first} to {first + size} {what}"
-        self._fail(record, On.VIOLATION, Failure(Reason.CORRUPTED, detail, "peer"))
+        self._violated(grant, Reason.CORRUPTED, f"{kind.name} positions {first} to {first + size} {what}")
         return False
+
+    def _violated(self, grant: Grant, reason: Reason, detail: str) -> None:
+        """What a notification says of an open grant is not true: its room has failed."""
+        assert grant.peer is not None
+        self.counters["notifications that are not true"] += 1
+        self._complain("a notification that is not true", f"{grant.peer.name}, {grant.record.key}: {detail}")
+        self._fail(grant.record, On.VIOLATION, Failure(reason, detail, "peer"))
+
+    def _suspect(self, peer: Peer, number: int) -> None:
+        """Words about no open grant: of one that was given they may be late, and nobody's fault."""
+        if number >= peer.next_grant:
+            self._complain("words about a grant that was never given", f"{peer.name}: grant {number}")

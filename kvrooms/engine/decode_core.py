@@ -268,11 +268,12 @@ class DecodeCore(DecodeArrivals):
         assert peer is not None
         match body:
             case wire.Accept(number):
-                grant = peer.grants.get(number)
+                grant = self._known(peer, number, "acceptances")
                 if grant is not None:
                     self._step(grant.record, Accepted(grant.sender))
             case wire.Failed(number, reason, detail, retryable):
                 self._peer_failed(peer, number, Failure.heard(reason, detail, retryable))
+                self._known(peer, number, "failures")
             case wire.Reject(number, reason, detail, retryable):
                 self._peer_failed(peer, number, Failure.heard(reason, detail, retryable))
                 self._acked(peer, number)
@@ -293,16 +294,22 @@ class DecodeCore(DecodeArrivals):
             self.channel.flush()
         return bool(acks)
 
+    def _known(self, peer: Peer, number: int, what: str) -> Grant | None:
+        """The open grant that a peer speaks of. One that is over may have ended while the words were on their way."""
+        grant = peer.grants.get(number)
+        if grant is None:
+            self.counters[f"{what} of no open grant"] += 1
+            self._suspect(peer, number)
+        return grant
+
     def _peer_failed(self, peer: Peer, number: int, failure: Failure) -> None:
         grant = peer.grants.get(number)
         if grant is not None and grant.record.room.phase not in TERMINAL:
             self._fail(grant.record, On.PEER_FAILED, failure)
 
     def _acked(self, peer: Peer, number: int) -> None:
-        grant = peer.grants.get(number)
-        if grant is None:
-            self.counters["acknowledgements of no open grant"] += 1
-        else:
+        grant = self._known(peer, number, "acknowledgements")
+        if grant is not None:
             self._lease(grant, LeaseEvent.ACKED)
 
     def _own_alarm(self, owner: object, alarm: Alarm) -> None:

@@ -98,6 +98,7 @@ class Room:
     """A room as its caller holds it. Made by `PrefillEngine.open` and `DecodeEngine.open`."""
 
     _HELD = ""
+    _open_why = "held: the room has not ended"
     _error: Exception | None = None
 
     def __init__(self, desk: Desk, key: RoomKey) -> None:
@@ -167,9 +168,7 @@ class Room:
         """`memory_free` with a reason in words."""
         if self.memory_free:
             return MemoryStatus(free=True, why=f"free: {self._free_why}")
-        if not self._status.terminal:
-            return MemoryStatus(free=False, why="held: the room has not ended")
-        return MemoryStatus(free=False, why=self._HELD)
+        return MemoryStatus(free=False, why=self._HELD if self._status.terminal else self._open_why)
 
     def poll(self) -> Status:
         """The status now. Never blocks."""
@@ -255,6 +254,7 @@ class Room:
             check_bool("again", again),
         )
         if not self._status.terminal:
+            self._open_why = "held: the abort is under way; ask memory_status again"
             self._desk.abort_room(self, Failure(Reason.ABORTED, words, again=retryable or None))
         if limit > 0:
             self.wait_memory_free(limit)

@@ -78,6 +78,8 @@ class DecodeHolds(DecodeLinks):
         if hold is not None and hold in link.holds:
             hold.end(Failure.heard(body.reason, body.detail, body.retryable))
             self.release(hold)
+        else:  # released, or opened, while the word was on its way
+            self.counters["losses of no open hold"] += 1
 
     def _linked(self, link: DecodeLink) -> None:
         for hold in list(link.holds):

@@ -183,6 +183,7 @@ class PrefillCore(PrefillGrants):
         failure = record.failure or Failure(Reason.REFUSED, f"{record.key} is already {record.room.phase.value}")
         for writer in record.writers:
             self._tell(writer, wire.Failed(writer.number, *failure.told))
+        self._tell_holders(record, failure)
 
     def _tell(self, writer: Writer, body: wire.Body) -> None:
         if writer.peer.link is not None:
@@ -191,6 +192,7 @@ class PrefillCore(PrefillGrants):
     # -- drains --------------------------------------------------------------------------------------------------
 
     def _void_all(self, peer: PrefillPeer, failure: Failure) -> None:
+        self._forget_holder(peer)
         for writer in list(peer.drains.values()):
             if writer.record is not None:
                 self._fail(writer.record, On.PEER_LOST, failure)
@@ -309,6 +311,7 @@ class PrefillCore(PrefillGrants):
             "grants": self.undrained,
             "void": sum(len(peer.book) for peer in list(self._peers.values())),
             "parked": len(self._parked),
+            "holders": sum(len(record.holders) for record in list(self._rooms.values())),
             "ready": len(self._ready) + sum(len(peer.aside) for peer in list(self._peers.values())),
             "posted": len(self._posted),
             "staged": 0 if self._stage is None else self._stage.used,

@@ -7,7 +7,7 @@ from ..protocol.errors import WireError
 from ..protocol.events import Bound, DrainEvent, Held, Queued
 from ..protocol.events import RoomEvent as On
 from ..protocol.failure import Failure, Reason
-from ..protocol.identity import RoomKey
+from ..protocol.identity import RANKS_MAX, RoomKey
 from ..protocol.manifest import Declaration
 from ..protocol.plan import DescriptorTable
 from ..protocol.status import TERMINAL, Phase
@@ -27,6 +27,7 @@ class PrefillGrants(PrefillPosting):
         super().__init__(ports, source)
         self._rooms: dict[RoomKey, PrefillRecord] = {}
         self._parked = Parking(ports.settings)
+        self._holders_max = RANKS_MAX
 
     def _declare(self, record: PrefillRecord, send: Send) -> None:
         """Compare a send with what each bound rank expects."""
@@ -36,6 +37,7 @@ class PrefillGrants(PrefillPosting):
         number, key = body.grant, RoomKey(body.room, body.attempt)
         if number in peer.drains or peer.book.verdict(number) is Verdict.OVER:
             self.counters["grants repeated"] += 1
+            self._complain("a grant that was given before", f"{peer.engine}: grant {number}")
             if number not in peer.drains:
                 self._reject(peer, number, Reason.REFUSED, "the grant is void or over")
             return
@@ -45,6 +47,8 @@ class PrefillGrants(PrefillPosting):
             wanted = wanted_of(self.layout, self.regions, peer.regions, body, shared)
             slots = lent_to(body, peer.staging)
         except WireError as error:
+            self.counters["grants malformed"] += 1
+            self._complain("a grant that does not fit", f"{peer.engine}: {error}")
             self._over(peer, number)
             self._reject(peer, number, Reason.PROTOCOL, str(error))
             return
@@ -81,6 +85,7 @@ class PrefillGrants(PrefillPosting):
     def _bind(self, record: PrefillRecord, writer: Writer) -> None:
         writer.record = record
         record.writers[writer] = None
+        record.holders.pop(writer.peer, None)  # it asks now: what becomes of the room is told to its grant
         self._step(record, Bound(writer.receiver, writer.wanted.manifest, writer.receivers, writer.peer.covers))
         if record.sends and record.sends[-1].declaration == Declaration() and record.room.phase not in TERMINAL:
             self._declare(record, record.sends[-1])  # not the last one, but it may be too much already
@@ -139,8 +144,33 @@ class PrefillGrants(PrefillPosting):
         if record is None:
             return
         self._step(record, Held())
-        if record.failure is not None and peer.link is not None:
-            self._send(peer.link, wire.HoldLost(key.room, key.attempt, *record.failure.told))
+        if record.failure is not None:
+            self._tell_lost(record, peer, record.failure)
+        elif record.room.phase not in TERMINAL and not any(writer.peer is peer for writer in record.writers):
+            self._remember(record, peer)
+
+    def _remember(self, record: PrefillRecord, peer: PrefillPeer) -> None:
+        """Whoever holds a room is told when it fails. No room has more ranks to ask for it than so many."""
+        if len(record.holders) < self._holders_max or peer in record.holders:
+            record.holders[peer] = None
+            return
+        self.counters["holds of too many peers"] += 1
+        self._complain("a room is held by too many peers", f"{record.key}, by {peer.engine} too")
+
+    def _tell_holders(self, record: PrefillRecord, failure: Failure) -> None:
+        """In the step in which the room fails: its caller may close it next, and then nobody knows of it any more."""
+        holders, record.holders = record.holders, {}
+        for peer in holders:
+            self._tell_lost(record, peer, failure)
+
+    def _tell_lost(self, record: PrefillRecord, peer: PrefillPeer, failure: Failure) -> None:
+        if peer.link is not None:
+            self._send(peer.link, wire.HoldLost(record.key.room, record.key.attempt, *failure.told))
+
+    def _forget_holder(self, peer: PrefillPeer) -> None:
+        """A peer without a connection: it says anew what it holds when it is back."""
+        for record in self._rooms.values():
+            record.holders.pop(peer, None)
 
     def _aborted(self, peer: PrefillPeer, body: wire.Abort) -> None:
         writer = peer.drains.get(body.grant)

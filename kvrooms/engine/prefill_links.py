@@ -134,6 +134,8 @@ class PrefillLinks(EngineCore):
         return PairTable(ours, theirs, share)
 
     def _refuse(self, link: Link, words: tuple[str, ...], reason: Reason = Reason.HANDSHAKE_REFUSED) -> None:
+        if reason is not Reason.SHUTDOWN:  # that is nobody's fault
+            self._complain("a handshake was refused", f"{link.engine}: {'; '.join(words)[:DETAIL_MAX]}")
         self._send(link, wire.Refuse(tuple(word[:DETAIL_MAX] for word in words[:64]), reason, reason.retryable))
         self._drop(link, "refused")
 

@@ -112,6 +112,7 @@ class PrefillRecord(Record):
         self.timer: Timer | None = None
         self.armed_at = 0.0
         self.writers: dict[Writer, None] = {}
+        self.holders: dict[PrefillPeer, None] = {}
         self.sends: list[Send] = []
         self.freed = False
 

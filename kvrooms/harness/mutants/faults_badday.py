@@ -34,8 +34,21 @@ WAITING = (
     Mutant(
         "hold-lost-is-not-told",
         "a room that has failed is not there: nothing is said of it to who holds it",
-        Text("engine.prefill_grants:PrefillGrants._hold", "if record.failure is not None and", "if False and"),
+        Text("engine.prefill_grants:PrefillGrants._hold", "if record.failure is not None:", "if False:"),
         ("L3",),
+    ),
+    Mutant(
+        "hold-lost-is-told-when-asked",
+        "whoever holds a room asks for it again and again, and is told that it has failed when it does",
+        Text("engine.prefill_core:PrefillCore._tell_failed", "self._tell_holders(record, failure)", "pass"),
+        ("L3",),
+    ),
+    Mutant(
+        "hold-outlives-its-connection",
+        "who holds a room stays in its list while the room is open, connected or not",
+        Text("engine.prefill_core:PrefillCore._void_all", "self._forget_holder(peer)", "pass"),
+        ("C1",),
+        only=True,
     ),
     Mutant(
         "hold-refused-in-silence",
@@ -329,9 +342,9 @@ TOLD = (
         "hold-lost-told-as-ones-own",
         "what has ended a room that decode holds is passed on as it is",
         Text(
-            "engine.prefill_grants:PrefillGrants._hold",
-            "*record.failure.told",
-            "record.failure.reason, *record.failure.told[1:]",
+            "engine.prefill_grants:PrefillGrants._tell_lost",
+            "*failure.told",
+            "failure.reason, *failure.told[1:]",
         ),
         ("C2", "L3"),
     ),

@@ -49,7 +49,7 @@ def a_room_that_is_held_waits_for_decode(play: Play) -> None:
 
 @probe("L3", seeds=1)
 def the_end_of_a_room_that_is_held_is_told(play: Play) -> None:
-    """Prefill gives the room up, or it is too old: at the next renewal decode knows. Or the engines do not fit."""
+    """Prefill gives the room up, it is too old, or had failed before: decode knows. Or the engines do not fit."""
     for how in ("abort", "cap"):
         stage, sender, hold = _held(play, cap_timeout_s=5.0 if how == "cap" else 100.0)
         if how == "abort":
@@ -58,12 +58,42 @@ def the_end_of_a_room_that_is_held_is_told(play: Play) -> None:
         wanted = Reason.PEER_ABORTED if how == "abort" else Reason.DEADLINE_CAP
         if hold.lost is None or (hold.lost.reason, hold.lost.origin) != (wanted, "peer"):
             raise Broken(f"prefill has given up a room that decode holds, and decode knows of {hold.lost}", how=how)
+    stage = play.scene(settings=_RENEWED)
+    sender = stage.offer()
+    stage.abort(sender)
+    hold = stage.hold()
+    stage.settle()
+    if hold.lost is None:
+        raise Broken("decode holds a room that had failed before, and knows of nothing")
     stage = play.scene()
     stage.decodes[0] = stage.add_decode("other", stage.shape._replace(layers=2))
     hold = stage.hold()
     stage.settle()
     if hold.lost is None or hold.lost.reason is not Reason.HANDSHAKE_REFUSED:
         raise Broken(f"the engines do not fit, and who holds a room knows of {hold.lost}")
+
+
+@probe("L3", seeds=1)
+def a_hold_is_told_before_its_room_is_closed(play: Play) -> None:
+    """Prefill's caller gives the room up and closes it, as whoever reads its failure does: no timer is needed."""
+    stage, sender, hold = _held(play)
+    stage.abort(sender)
+    sender.close()
+    stage.settle()
+    if hold.lost is None:
+        raise Broken("a room that decode holds has failed and is closed, and decode is not told")
+
+
+@probe("C1", seeds=1)
+def nothing_is_left_of_who_held_a_room_and_died(play: Play) -> None:
+    """The room stays open; whoever held it is gone."""
+    stage, sender, _ = _held(play)
+    stage.world.kill(stage.decodes[0].name)
+    stage.note("world", "fault", f"kill -9 of {stage.decodes[0].name}")
+    stage.settle()
+    held = stage.prefills[0].engine.tables()["holders"]
+    if held and not sender.poll().terminal:
+        raise Broken(f"a room is held by {held} peers, and there is none")
 
 
 @probe("S5", seeds=1)

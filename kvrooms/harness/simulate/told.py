@@ -104,10 +104,15 @@ def hold(judge: Judge, life: Life) -> None:
         held.lost is None
         and end is not None
         and end.status is Status.FAILED
-        and not (life.trouble > Trouble.ANNOUNCED or life.sender.closed or life.sender.gone)
+        and not (life.trouble > Trouble.ANNOUNCED or life.sender.gone or _too_late(life))
         and now - max(life.held_at, life.sender.ended_at) > renewed
     ):
         judge.accuse("L3", f"{life} has failed on prefill, and decode still thinks that it is kept", life)
+
+
+def _too_late(life: Life) -> bool:
+    """Whether prefill's caller may have closed the room before decode's word was there: it may be of its next life."""
+    return life.sender.closed and life.held_at + LATE_S > life.sender.ended_at
 
 
 def kept(judge: Judge, life: Life, told: Failure) -> bool:
