@@ -55,6 +55,28 @@ def test_bad_requests_are_warnings_of_one_line_and_ever_rarer(
     assert "Invalid char in url path" in seen[1].getMessage(), "it says what is wrong"
 
 
+def test_refused_requests_are_counted_and_bad_ones_logged_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(LOG), "filters", [NowAndThen()])
+    end = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    bearer = end + b"Authorization: Bearer secret\r\n"
+    with RegistryServer(token="secret") as server:
+        for _ in range(2):
+            assert told(server, b"GET /v1/engines" + end + b"\r\n").startswith(b"HTTP/1.1 401")
+            body = b"Content-Length: 4\r\n\r\n{bad"
+            assert told(server, b"PUT /v1/engines/x/0" + bearer + body).startswith(b"HTTP/1.1 400")
+            assert told(server, b"GET /nowhere" + bearer + b"\r\n").startswith(b"HTTP/1.1 404")
+        before = len(caplog.records)
+        assert told(server, b"GET /v1/engines/x/0" + bearer + b"\r\n").startswith(b"HTTP/1.1 404"), "not there yet"
+        assert server.refusals == {401: 2, 400: 2, 404: 3}
+        assert len(caplog.records) == before, "that is nobody's fault"
+    seen = [record for record in caplog.records if record.name == LOG]
+    assert [record.levelno for record in seen] == [logging.WARNING] * 3  # 1, 2, 4
+    assert "401: this registry must be asked with its token" in seen[0].getMessage()
+    assert all(record.exc_info is None and "secret" not in record.getMessage() for record in seen)
+
+
 def test_a_body_that_says_it_is_compressed_is_a_bad_request(
     server: RegistryServer, caplog: pytest.LogCaptureFixture
 ) -> None:

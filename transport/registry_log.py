@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 
 
+class BadRequest(Exception):
+    """A request that was answered, and refused for what it is: nobody who means well makes it."""
+
+
 class NowAndThen(logging.Filter):
     """Lets a bad request through the first time, the second, the fourth, ..., as a warning in one line.
 
@@ -21,7 +25,7 @@ class NowAndThen(logging.Filter):
         from aiohttp.http_exceptions import HttpProcessingError
 
         error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, (HttpProcessingError, ConnectionError)):
+        if not isinstance(error, (HttpProcessingError, ConnectionError, BadRequest)):
             return True
         self._requests += 1
         if self._requests & (self._requests - 1):
@@ -35,3 +39,8 @@ class NowAndThen(logging.Filter):
 
 http_log = logging.getLogger("kvrooms.registry.http")
 http_log.addFilter(NowAndThen())
+
+
+def complain(status: int, words: str) -> None:
+    """Log a request that we have refused, as those are that could not be read."""
+    http_log.warning("a bad request", exc_info=BadRequest(f"{status}: {words}"))

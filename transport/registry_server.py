@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,15 +19,17 @@ from urllib.parse import urlsplit
 
 from ..protocol import registration as values
 from ..protocol.errors import InvalidArgument, WireError
-from .registry_log import http_log
+from .registry_log import complain, http_log
 from .registry_table import DEFAULT_CAPACITY, Refused, RegistryTable
 
 if TYPE_CHECKING:
     from aiohttp import web
+    from aiohttp.typedefs import Middleware
 
 log = logging.getLogger("kvrooms.registry")
 
 _BODY_TIMEOUT_S = 5.0
+_UNAUTHORIZED = 401
 _WILDCARDS = {"", "0.0.0.0", "::"}  # noqa: S104  (recognised here, never a default)
 
 
@@ -54,6 +57,7 @@ class RegistryServer:
         self._advertise = advertise or (socket.gethostname() if host in _WILDCARDS else host)
         self._table = RegistryTable(capacity, clock)
         self._token = token
+        self._refusals: Counter[int] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -65,6 +69,11 @@ class RegistryServer:
     def url(self) -> str:
         """Where the registry is reached, "http://host:port"; empty before `start()`."""
         return self._url
+
+    @property
+    def refusals(self) -> dict[int, int]:
+        """How many requests were refused, by HTTP status. Any thread."""
+        return dict(self._refusals)
 
     def start(self) -> str:
         """Bind, serve, and return the URL. OSError when the address cannot be bound; RuntimeError if started twice."""
@@ -113,7 +122,7 @@ class RegistryServer:
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         runner = web.AppRunner(
-            make_app(self._table, self._token),
+            make_app(self._table, self._token, self._refusals),
             access_log=None,
             logger=http_log,
             auto_decompress=False,  # a body that is none would be an error of ours, and a small one could be large
@@ -134,12 +143,12 @@ class RegistryServer:
             await runner.cleanup()
 
 
-def make_app(table: RegistryTable, token: str | None = None) -> web.Application:
-    """The registry's HTTP interface over `table`, as an aiohttp application; see `RegistryServer` for the token."""
+def make_app(table: RegistryTable, token: str | None = None, refusals: Counter[int] | None = None) -> web.Application:
+    """The registry's HTTP interface over `table`, as an aiohttp application; see `RegistryServer` for the rest."""
     from aiohttp import web
 
     routes = _Routes(table)
-    middlewares = [web.middleware(_in_words)]
+    middlewares: list[Middleware] = [web.middleware(_Words(Counter() if refusals is None else refusals))]
     if token is not None:
         middlewares.append(web.middleware(_Bearer(token)))
     app = web.Application(client_max_size=values.MAX_BODY, middlewares=middlewares)
@@ -163,13 +172,14 @@ class _Bearer:
         said = request.headers.get("Authorization", "").encode("utf-8", errors="surrogateescape")
         if request.path != "/health" and not hmac.compare_digest(said, self._wanted):
             raise Refused(
-                401, "this registry must be asked with its token: set KVROOMS_SECRET or KVROOMS_REGISTRY_TOKEN"
+                _UNAUTHORIZED,
+                "this registry must be asked with its token: set KVROOMS_SECRET or KVROOMS_REGISTRY_TOKEN",
             )
         return await handler(request)
 
 
 class _Routes:
-    """The handlers. What is wrong with a request is raised; `_in_words` turns it into an answer."""
+    """The handlers. What is wrong with a request is raised; `_Words` turns it into an answer."""
 
     def __init__(self, table: RegistryTable) -> None:
         self._table = table
@@ -195,7 +205,7 @@ class _Routes:
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
         except ConnectionError:
-            raise Refused(400, "the connection was lost before the body had arrived") from None
+            raise Refused(408, "the connection was lost before the body had arrived") from None
         registration = values.decode_announcement(name, rank, body)
         self._table.put(registration)
         return _json(200, values.encode_record(registration, registration.ttl_s))
@@ -220,20 +230,34 @@ def _json(status: int, body: bytes) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-async def _in_words(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Every refusal is JSON with an `error`, whatever raised it."""
-    from aiohttp import web
+class _Words:
+    """Answers every refusal in JSON with an `error`, whatever raised it; counts them, and logs those of bad requests.
 
-    try:
-        return await handler(request)
-    except Refused as refused:
-        return _json(refused.status, values.encode_refusal(str(refused)))
-    except (WireError, InvalidArgument) as error:
-        return _json(400, values.encode_refusal(str(error)))
-    except web.HTTPRequestEntityTooLarge:
-        return _json(413, values.encode_refusal(f"the body is longer than {values.MAX_BODY} bytes"))
-    except web.HTTPException as error:
-        path = urlsplit(request.path_qs).path[:200]
-        return _json(error.status, values.encode_refusal(f"{request.method[:16]} {path}: {error.reason}"))
+    Whoever asks for an engine that is not there yet, or is too slow, has done nothing wrong.
+    """
+
+    def __init__(self, refusals: Counter[int]) -> None:
+        self._refusals = refusals
+
+    async def __call__(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        from aiohttp import web
+
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return self._refuse(refused.status, str(refused), bad=refused.status == _UNAUTHORIZED)
+        except (WireError, InvalidArgument) as error:
+            return self._refuse(400, str(error), bad=True)
+        except web.HTTPRequestEntityTooLarge:
+            return self._refuse(413, f"the body is longer than {values.MAX_BODY} bytes", bad=True)
+        except web.HTTPException as error:
+            path = urlsplit(request.path_qs).path[:200]
+            return self._refuse(error.status, f"{request.method[:16]} {path}: {error.reason}", bad=True)
+
+    def _refuse(self, status: int, words: str, *, bad: bool) -> web.Response:
+        self._refusals[status] += 1
+        if bad:
+            complain(status, words)
+        return _json(status, values.encode_refusal(words))
