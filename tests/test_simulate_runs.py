@@ -155,7 +155,7 @@ def test_runs_are_the_same_in_workers_and_add_up() -> None:
 def test_each_use_of_a_timer_names_what_it_closed() -> None:
     timers = simulate(rooms=1800, workers=0).timers
     assert any(name.startswith("decode deadline_bootstrap: the answer to METADATA") for name in timers)
-    assert any(name.startswith("prefill deadline_bootstrap: a METADATA") for name in timers)
+    assert any(name.startswith("prefill deadline_bootstrap: its METADATA") for name in timers)
     assert any("deadline_waiting: " in name and "aux" in name for name in timers)
     assert not [name for name in timers if name.endswith(": ")]
 

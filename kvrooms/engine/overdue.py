@@ -109,7 +109,7 @@ def _owed_by(record: PrefillRecord, us: str) -> tuple[list[Open], str]:
     if absent:
         look = "is decode up, and was the room opened there under this number?"
         if not record.writers:
-            return [Open("a decode engine's METADATA", "which pages and slots to write to")], look
+            return [Open("a decode engine", "its METADATA")], look
         have = account.listed([receiver_name(writer) for writer in record.writers])
         numbered = f"of the {len(receivers)} decode ranks that {us} sends to, counted from 0, {have} asked; {look}"
         return [Open(f"receiver {i} of {len(receivers)}", "its METADATA") for i in absent], numbered
