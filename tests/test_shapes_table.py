@@ -25,9 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LISTED = """
     mha-tp1-1 mha-tp1-2 mha-tp2-1 mha-tp2-2 mha-tp2-4 mha-tp4-2 mha-tp1-4 mha-tp4-1 mha-tp4-4
     gqa-rep-tp1-4 gqa-rep-tp4-1 gqa-rep-tp4-2 gqa-rep-tp2-4 mla-tp1-1 mla-tp2-1 mla-tp1-2 mla-tp4-2
-    pp2-1 pp2-uneven pp2-tp2-tp2 cp2-1 dp2-1
+    pp2-1 pp2-uneven pp2-pp2-tp2 pp2-tp2-tp2 cp2-1 cp2-pp2-1 dp2-1 dp2-tp2-1
     state-mamba state-mamba-tp2-1 state-mamba-tp1-2 state-swa state-dsa state-two state-three
     prefix-part prefix-all prefix-inside-page layerwise staging-tp2-1 staging-tp1-2 page1 page64 page16-64
+    mla-page16-64 dsa-prefix dsa-cp2-1 dsa-page16-64
 """
 NAMES = LISTED.split()
 
@@ -35,7 +36,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
 def test_every_shape_that_must_be_there_is():
-    assert len(NAMES) == len(set(NAMES)) == 38
+    assert len(NAMES) == len(set(NAMES)) == 45
     assert set(NAMES) <= set(CASES)
     assert all(name == case.name for name, case in CASES.items())
 
@@ -83,8 +84,8 @@ def test_a_name_says_how_many_ranks_there_are(case):
         if named := re.match(rf"{size}(\d)", case.name):
             assert value == int(named[1])
     assert case.staging == case.name.startswith("staging")
-    assert case.layerwise == (case.name == "layerwise")
-    assert (case.prefix_tokens > 0) == case.name.startswith("prefix")
+    assert case.layerwise == (case.name in ("layerwise", "dsa-prefix"))
+    assert (case.prefix_tokens > 0) == ("prefix" in case.name)
 
 
 @every_case
@@ -224,6 +225,19 @@ def test_the_last_page_of_decode_is_filled_in_part_where_pages_are_larger():
     tokens = {s.cell.place for s in due_spots(Pair(case.prefill[0], case.decode), 0, room) if s.cell.part == "kv"}
     assert (room.source_pages, room.target_pages) == (7, 2)
     assert tokens == set(range(112))
+
+
+def test_index_keys_that_are_kv_follow_the_prompts_pages():
+    """Under a prefix, context parallelism and unlike pages: of the same tokens the key is due as the latent is."""
+    for case in (CASES[name] for name in ("dsa-prefix", "dsa-cp2-1", "dsa-page16-64")):
+        for room in rooms(case):
+            tokens = {(layer, role): set() for layer in case.model.layers for role in ("latent", "index")}
+            for spot in due_spots(Pair(case.prefill[0], case.decode), 0, room):
+                if spot.cell.part == "kv":
+                    tokens[spot.cell.layer, spot.cell.role].add(spot.cell.place)
+            some = tokens[0, "latent"]
+            assert all(others == some for others in tokens.values())
+            assert bool(some) == (room.prefix < room.target_pages)
 
 
 def test_shapes_with_padding_and_with_several_grids_exist():

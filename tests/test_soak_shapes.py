@@ -19,6 +19,7 @@ SHAPES = (
     "staging-tp2-1",
     "staging-tp1-2",
     "page16-64",
+    "dsa-prefix",
 )
 
 

@@ -34,7 +34,8 @@ def any_case(choose: Choose, kinds: Sequence[str] = KINDS) -> Case:
     totals = [model.mamba_heads, model.mamba_groups, *[model.kv_heads] * (not model.latent_bytes or bool(model.window))]
     sizes = [tp for tp in (1, 2, 3, 4) if all(total % tp == 0 or tp % total == 0 for total in totals)]
     page = choose((1, 2, 3, 4))
-    uniform = model.latent_bytes or model.window or model.index  # pages or rows that only their like can be paired with
+    opaque = bool(model.latent_bytes and not model.latent_split), bool(model.index and not model.index_kv)
+    uniform = any(opaque) or bool(model.window)  # pages or rows that only their like can be paired with
     other = page if uniform else choose((page, page, 1, 2, 4, 6))
     prefill = _side(choose, model, sizes, page, cp=choose((1, 1, 2, 3)))
     decode = _side(choose, model, sizes, other, cp=1)
@@ -60,11 +61,13 @@ def _model(choose: Choose, kinds: Sequence[str]) -> Model:
     def of(*names: str) -> tuple[int, ...]:
         return tuple(layer for layer, kind in zip(layers, chosen, strict=True) if kind in names)
 
+    latent = choose((0, 0, 4))
     return Model(
         attention=of("attention", "index"),
         kv_heads=choose((1, 2, 4, 6)),
         head_bytes=choose((1, 2, 3)),
-        latent_bytes=choose((0, 0, 3)),
+        latent_bytes=latent,
+        latent_split=latent > 0 and choose((False, True)),
         fused=choose((False, True)),
         mamba=of("mamba"),
         mamba_heads=choose((2, 4)),
@@ -75,6 +78,7 @@ def _model(choose: Choose, kinds: Sequence[str]) -> Model:
         window=of("window"),
         index=of("index"),
         index_bytes=2,
+        index_kv=choose((False, True)),
         hidden=choose((False, True)),
         hidden_bytes=6,
     )

@@ -13,16 +13,19 @@ _CONV_ROWS = 3
 class Model:
     """What is computed: layer ids by kind, and the sizes that no parallelism changes.
 
-    With `latent_bytes` (of a token) attention is MLA, else it has `kv_heads` heads of `head_bytes` each for K and for
+    With `latent_bytes` (of a token) attention is MLA: a page of latents is opaque, or with `latent_split` cut in
+    tokens and elements, as `split` cuts it. Else attention has `kv_heads` heads of `head_bytes` each for K and for
     V; `fused` keeps both in one buffer. `conv_rows` is 3 where the conv state is kept position by position, and 1 where
     it is kept channel by channel. `conv_bytes` are those of one position of a head's or a group's channels, `ssm_bytes`
-    those of a head's recurrent state, `index_bytes` those of a token's key.
+    those of a head's recurrent state, `index_bytes` those of a token's key. The keys are a component, or with
+    `index_kv` further buffers of KV, cut in tokens.
     """
 
     attention: tuple[int, ...] = (0, 1, 2, 3)
     kv_heads: int = 8
     head_bytes: int = 64
     latent_bytes: int = 0
+    latent_split: bool = False
     fused: bool = False
     mamba: tuple[int, ...] = ()
     mamba_heads: int = 8
@@ -33,6 +36,7 @@ class Model:
     window: tuple[int, ...] = ()
     index: tuple[int, ...] = ()
     index_bytes: int = 132
+    index_kv: bool = False
     hidden: bool = False
     hidden_bytes: int = 512
 
@@ -110,17 +114,22 @@ def _aux(model: Model) -> tuple[AuxSpec, ...]:
 
 def _layout(model: Model, side: Side, layers: tuple[int, ...], part: _Slice, aux: tuple[AuxSpec, ...]) -> Layout:
     attention = [layer for layer in layers if layer in model.attention]
-    if model.latent_bytes:
+    if model.latent_split:
+        kv = [_tokens(side, layer, "latent", model.latent_bytes, "bfloat16", unit_bytes=2) for layer in attention]
+    elif model.latent_bytes:
         kv = [BufferSpec(layer, "latent", side.page_size * model.latent_bytes, "bfloat16", ()) for layer in attention]
     elif model.fused:
         kv = [_heads(model, side, layer, "kv", part, grids=2) for layer in attention]
     else:
         kv = [_heads(model, side, layer, role, part) for layer in attention for role in ("k", "v")]
+    if model.index_kv:
+        length = model.index_bytes
+        kv += [_tokens(side, n, "index", length, "uint8", unit_bytes=length) for n in layers if n in model.index]
     state = []
     for name, kind, owed, buffers in (
         ("mamba", "mamba", Owed.ALWAYS, _mamba(model, layers, part)),
         ("window", "sliding_window", Owed.WHEN_INDEXED, _window(model, side, layers, part)),
-        ("index", "sparse_index", Owed.WHEN_INDEXED, _index(model, side, layers)),
+        ("index", "sparse_index", Owed.WHEN_INDEXED, [] if model.index_kv else _index(model, side, layers)),
     ):
         if buffers:
             state.append(ComponentSpec(name, kind, owed, tuple(buffers)))
@@ -138,6 +147,13 @@ def _heads(model: Model, side: Side, layer: int, role: str, part: _Slice, grids:
         for number in range(grids)
     ]
     return BufferSpec(layer, role, grids * grid + side.padding, "bfloat16", tuple(shards))
+
+
+def _tokens(side: Side, layer: int, role: str, token_bytes: int, dtype: str, *, unit_bytes: int) -> BufferSpec:
+    """Pages of what every rank has whole: as `split(array, axis=2, rows=1)` of [pages, tokens, units, ...] gives it."""
+    units = token_bytes // unit_bytes
+    shard = Shard(0, side.page_size, token_bytes, units, unit_bytes, unit_bytes, 0, units)
+    return BufferSpec(layer, role, side.page_size * token_bytes, dtype, (shard,))
 
 
 def _mamba(model: Model, layers: tuple[int, ...], part: _Slice) -> list[BufferSpec]:

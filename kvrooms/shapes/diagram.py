@@ -8,6 +8,9 @@ from .table import Case
 from .views import BufferView, InstanceView, RankView
 from .walk import shards_of
 
+_OF_HEADS = ("k", "v", "kv")
+"""Roles of buffers that are cut by heads; what has another role is the same on every rank."""
+
 
 def diagram(case: Case) -> str:
     """Every rank with its layers, heads and part of the prompt, prefill on the left.
@@ -22,7 +25,7 @@ def diagram(case: Case) -> str:
         words = []
         for number, rank in enumerate(instance.ranks):
             parts = [f"L{_span(_layers(rank))}"] if len(layers) > 1 else []
-            parts += [_units(rank.layout.kv[0])]
+            parts += dict.fromkeys(_units(buffer) for buffer in rank.layout.kv)
             parts += [f"{c.name} {_groups(c.buffers[0])}".rstrip() for c in rank.layout.state]
             parts += [f"part {rank.cp_rank + 1}/{rank.cp_size}"] if rank.cp_size > 1 else []
             parts += [f"{rank.layout.page_size}-token pages"] if len(sizes) > 1 else []
@@ -44,7 +47,8 @@ def _layers(rank: RankView) -> tuple[int, ...]:
 
 def _units(buffer: BufferView) -> str:
     shard = shards_of(buffer)[0]
-    return "h" + _span(range(shard.first, shard.first + shard.units)) if buffer.shards else buffer.role
+    heads = buffer.shards and buffer.role in _OF_HEADS
+    return "h" + _span(range(shard.first, shard.first + shard.units)) if heads else buffer.role
 
 
 def _groups(buffer: BufferView) -> str:

@@ -58,6 +58,8 @@ _MHA = Model()
 _WIDE = Model(head_bytes=256, attention=(0, 1))
 _GQA = Model(kv_heads=2, head_bytes=256)
 _MLA = Model(latent_bytes=288)
+_MLA_TOKENS = Model(latent_bytes=128, latent_split=True)
+_DSA = Model(latent_bytes=64, latent_split=True, index=(0, 1, 2, 3), index_bytes=256, index_kv=True)
 _FEW = Model(kv_heads=2, head_bytes=128)
 _MAMBA = Model(attention=(2, 5), mamba=(0, 1, 3, 4))
 _USUAL = around(16, 5)
@@ -127,6 +129,14 @@ _PARALLEL = (
         _USUAL,
     ),
     Case(
+        "pp2-pp2-tp2",
+        "stages end at different layers on the two sides, and decode cuts the heads",
+        Model(head_bytes=128),
+        Side(stages=((0,), (1, 2, 3))),
+        Side(tp=2, stages=((0, 1, 2), (3,))),
+        _USUAL,
+    ),
+    Case(
         "pp2-tp2-tp2",
         "two stages of two ranks; aux from the last stage alone",
         _MHA,
@@ -143,7 +153,16 @@ _PARALLEL = (
         Side(),
         _USUAL,
     ),
+    Case(
+        "cp2-pp2-1",
+        "each rank has half of the pages of its stage's layers",
+        _MHA,
+        Side(cp=2, stages=((0,), (1, 2, 3))),
+        Side(),
+        _USUAL,
+    ),
     Case("dp2-1", "two prefill instances take the rooms in turn", _MHA, Side(), Side(), _USUAL, dp=2),
+    Case("dp2-tp2-1", "each of the two instances has two ranks", _MHA, Side(tp=2), Side(), _USUAL, dp=2),
 )
 
 _STATE = (
@@ -242,6 +261,35 @@ _SENDING = (
         "page16-64",
         "four pages become one; the last one of decode is filled in part",
         _MHA,
+        Side(page_size=16),
+        Side(page_size=64),
+        (*around(64, 2), 16 * 6 + 1),
+        chunk=3,
+    ),
+    Case(
+        "mla-page16-64",
+        "latents that are cut in tokens go into longer pages",
+        _MLA_TOKENS,
+        Side(page_size=16),
+        Side(page_size=64),
+        (*around(64, 2), 16 * 6 + 1),
+        chunk=3,
+    ),
+    Case(
+        "dsa-prefix",
+        "index keys as KV, layer by layer: of pages that decode has already none travels",
+        _DSA,
+        Side(tp=2),
+        Side(tp=2),
+        _USUAL,
+        prefix_tokens=32,
+        layerwise=True,
+    ),
+    Case("dsa-cp2-1", "index keys as KV: each rank has half of them", _DSA, Side(cp=2), Side(), _USUAL),
+    Case(
+        "dsa-page16-64",
+        "index keys as KV go into longer pages",
+        _DSA,
         Side(page_size=16),
         Side(page_size=64),
         (*around(64, 2), 16 * 6 + 1),
