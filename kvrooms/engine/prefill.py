@@ -65,7 +65,8 @@ class PrefillRoom(Room):
         of them twice in a room; only their number counts on a rank without KV.
         layers: the ids of the layers whose KV is ready; these continue at the position that they have reached, and
         others follow with sends of their own, of the same pages. None: all layers. A position counts as sent once every
-        layer is. state_indices: source indices per component, in any spelling; they continue those of earlier sends.
+        layer is. A page that a chunk fills in part is kept back until a later one has filled it; the prompt's last page
+        is sent as it is. state_indices: source indices per component, in any spelling; they continue earlier sends'.
         last: nothing follows, so the totals are now known; aux goes with it. None: the last one if the room was opened
         with a number of pages and this reaches it. The items must stay as they are until `memory_free`. A room that
         owes nothing (decode holds all pages, or another rank sends them) may be DONE before its sends: they are taken,
