@@ -155,7 +155,11 @@ def test_after_a_storm_of_aborts_rooms_cost_what_they_did_before(pair: Pair) -> 
 
 
 def test_rooms_of_512_kib_do_not_wait_for_the_end_of_one_of_64_mib(pair: Pair) -> None:
-    """Which of them is over first is noted on the engine's thread: how late the callers wake does not count."""
+    """Which of them is over first is noted on the engine's thread: how late the callers wake does not count.
+
+    Nor does how far apart they call: prefill's thread waits until all have sent, the large one first. A caller that is
+    kept from its processor would else send what is small when what is large has gone.
+    """
     sizes = {"large": list(range(BIG))}
     sizes |= {f"small {n}": list(range(BIG + n * SMALL, BIG + (n + 1) * SMALL)) for n in range(6)}
     for _ in range(5):
@@ -165,8 +169,11 @@ def test_rooms_of_512_kib_do_not_wait_for_the_end_of_one_of_64_mib(pair: Pair) -
             receiver._end.call(pair.decode.lock, functools.partial(order.append, name))
         while any(sender.phase == "METADATA" for _, sender in rooms.values()):
             pass
+        sent = threading.Event()
+        pair.prefill._submit(sent.wait)
         for name, (_, sender) in rooms.items():
-            sender.send(sizes[name], last=True)  # the large one first
+            sender.send(sizes[name], last=True)
+        sent.set()
         for name, (receiver, sender) in rooms.items():
             pair.done(receiver, sender, sizes[name])
         assert order[-1] == "large"
