@@ -20,8 +20,9 @@ from kvrooms.harness.mutants.catalogue import BY_NAME, MUTANTS, QUICK
 from kvrooms.harness.mutants.mutant import Mutant
 from kvrooms.harness.mutants.plant import Cell, Constant, Opening, Swapped, Text, Without
 from kvrooms.harness.mutants.probe import PROBES, play_probes
-from kvrooms.harness.mutants.run import _result, _run_all, run_mutants
+from kvrooms.harness.mutants.run import MutantReport, _result, _run_all, run_mutants
 from kvrooms.harness.mutants.stage import Aside, Broken, Hang
+from kvrooms.harness.mutants.table import BEGIN, _row, markdown
 from kvrooms.harness.mutants.zygote import Job, Outcome
 from kvrooms.protocol.events import Do, RoomEvent
 from kvrooms.protocol.invariants import INVARIANTS
@@ -271,12 +272,36 @@ def test_an_unknown_name_is_an_error() -> None:
         run_mutants(names=["no such mutant"])
 
 
+@pytest.mark.timeout(900)
+def test_the_probes_kill_every_mutant() -> None:
+    """Those of the properties that it must break. `kvrooms verify` has more to look, at those that name them."""
+    report = run_mutants(names=tuple(BY_NAME), scope="quick")
+    assert not report.baseline, report.baseline[0].text()
+    alive = [(one.name, one.error) for one in report.results if one.counterexample is None]
+    assert not alive
+    assert report.total == len(MUTANTS)
+
+
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
-def test_every_mutant_is_killed() -> None:
+def test_every_mutant_is_killed_by_whoever_must_notice_it() -> None:
     report = run_mutants()
     assert not report.baseline
     assert not report.survivors
+
+
+# -- what is written about them ----------------------------------------------------------------------------------------
+
+
+def test_the_table_has_one_row_for_each_mutant_and_counts_them_right() -> None:
+    """What the rows say of who notices is printed by `kvrooms.harness.mutants.table`; here only that they are all."""
+    written = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8").partition(BEGIN)[2]
+    report = MutantReport(0, 0, [], [], ())
+    for line in markdown(report).removeprefix(BEGIN).strip().splitlines():
+        assert f"\n{line}\n" in written, line
+    rows = [tuple(cell.strip() for cell in line.split(" | ")[:3]) for line in written.splitlines() if " | `" in line]
+    wanted = [_row(_result(one, Outcome(one.name))) for one in MUTANTS]
+    assert sorted(rows) == sorted(tuple(cell.strip() for cell in row.split(" | ")[:3]) for row in wanted)
 
 
 @pytest.mark.deep

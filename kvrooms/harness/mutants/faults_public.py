@@ -126,4 +126,60 @@ PUBLIC = (
         Text("engine.claims:Claims.give_back", "if aux_index >= 0:", "if aux_index > 0:"),
         ("C1",),
     ),
+    Mutant(
+        "many-pages-belong-to-nobody",
+        "a handful of pages is compared with those of other rooms; many at once are only compared with each other",
+        Text("engine.claims:_check", "taken = indices[_view(claimed)[indices] != 0].tolist()", "taken: list[int] = []"),
+        ("S3",),
+    ),
+    Mutant(
+        "waits-for-the-first-room",
+        "whoever waits for any of several rooms is woken by the first of them",
+        Text(
+            "engine.handle:wait_any",
+            "for room in rooms:\n        room._end.call(",
+            "for room in rooms[:1]:\n        room._end.call(",
+        ),
+        ("L2",),
+    ),
+    Mutant(
+        "await-wakes-no-loop",
+        "the engine's thread resolves the future of an event loop that sleeps, and does not wake it",
+        Text("engine.handle:_asynchronously", "loop.call_soon_threadsafe(done)", "loop.call_soon(done)"),
+        ("L2",),
+    ),
+    Mutant(
+        "end-between-look-and-wait",
+        "a caller that looked before the room ended, and says afterwards that it waits, is not called any more",
+        Text("engine.handle:_Moment.call", "if not self.happened:", "if True:"),
+        ("L2",),
+    ),
+    Mutant(
+        "memory-is-free-when-the-room-ends",
+        "whoever awaits the memory of a room awaits its end",
+        Text(
+            "engine.handle:Room.memory_freed",
+            "await _asynchronously(self._free,",
+            "await _asynchronously(self._end,",
+        ),
+        ("S3",),
+    ),
+    Mutant(
+        "outcome-is-ones-own-end",
+        "whoever waits for the outcome of a room is woken by the room's end on its own rank",
+        Text("engine.handle:Room.wait_outcome", "(self._decided or self._end)", "self._end"),
+        ("A1",),
+    ),
+    Mutant(
+        "decided-is-ones-own-end",
+        "whoever awaits the outcome of a room is woken by the room's end on its own rank",
+        Text("engine.handle:Room.decided", "self._decided or self._end", "self._end"),
+        ("A1",),
+    ),
+    Mutant(
+        "decided-and-nobody-woken",
+        "an outcome is there to be read, and whoever waits for it is not woken",
+        Text("engine.handle:Room.decide", "self._decided.happen(self._desk.lock)", "pass"),
+        ("L2",),
+    ),
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...engine.settings import EngineSettings
 from ...protocol import wire
+from ...protocol.errors import WireError
 from ...protocol.failure import Reason
 from ...protocol.layout import Layout
 from ...protocol.manifest import Manifest
@@ -277,7 +278,7 @@ def an_index_is_bounded_by_its_own_component(play: Play) -> None:
         manifest = Manifest(3, ((0, 3),), hand.layout.aux_names, (("index", 1),))
         try:
             hand.say(hand.metadata(1, manifest=manifest, state=(np.array([index], dtype="<i4").tobytes(),)))
-        except IndexError as error:
+        except (IndexError, WireError) as error:
             raise Broken(
                 f"an index that is not there was believed, and has ended the engine's thread: {error}"
             ) from error

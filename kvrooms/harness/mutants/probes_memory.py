@@ -166,6 +166,7 @@ def a_page_has_one_owner(play: Play) -> None:
         stage.settle()
         cases: tuple[dict[str, Any], ...] = (
             {"pages": [pages[-1]], "aux_index": None},
+            {"pages": pages, "aux_index": None},
             {"pages": [], "aux_index": 3},
             {"pages": [], "aux_index": None, "state_indices": [[2]]},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol import wire
+from ...protocol.errors import WireError
 from ...protocol.failure import Reason
 from ...protocol.manifest import Manifest
 from ...protocol.notify import Part, PartKind
@@ -152,7 +153,7 @@ def a_metadata_cannot_point_outside(play: Play) -> None:
         sender = _offered(stage)
         try:
             hand.say(hand.metadata(1, **changes))
-        except IndexError as error:
+        except (IndexError, WireError) as error:
             raise Broken(f"{what} was believed, and has ended the engine's thread: {error}") from error
         if not hand.heard(wire.Reject) or sender.poll() is Status.DONE:
             raise Broken(f"{what} was believed: {sender!r}")
@@ -200,7 +201,7 @@ def a_notification_cannot_say_more_than_is_owed(play: Play) -> None:
         hand.welcome()
         try:
             hand.notify(part)
-        except IndexError as error:
+        except (IndexError, WireError) as error:
             raise Broken(f"{part} was believed, and has ended the engine's thread: {error}") from error
         failure = receiver.failure
         if failure is None or failure.reason is not Reason.PROTOCOL:
