@@ -45,7 +45,7 @@ _SHAPES = (
     shape(HEADS, Side(tp=2, page_size=2, head_major=True), ONE),
     shape(HEADS, Side(page_size=4), Side(tp=2, page_size=2), (7, 3), prefix_tokens=3),
     shape(HEADS, Side(page_size=2), Side(page_size=6), (7, 12), prefix_tokens=6, chunk=1),
-    shape(HEADS, Side(page_size=4), ONE, (3, 4), prefix_tokens=EVERYTHING),
+    shape(HEADS, Side(page_size=4), ONE, (1, 3, 4), prefix_tokens=EVERYTHING),
     shape(HEADS, Side(page_size=2, padding=3), Side(page_size=2, padding=3)),
     shape(
         _LAYERS, Side(page_size=2, stages=((0,), (1, 2, 3))), Side(page_size=2, stages=((0, 1), (2, 3))), layerwise=True
@@ -54,6 +54,8 @@ _SHAPES = (
     shape(_LAYERS, TWO, ONE, (2, 2, 2, 2), layerwise=True),
     shape(_HYBRID, Side(tp=2, page_size=2, stages=((0, 1, 3), (2,))), ONE, (6, 6, 6)),
     shape(_HYBRID, ONE, Side(tp=2, page_size=2, stages=((0, 1, 2), (3,)))),
+    shape(_HYBRID, Side(page_size=2, stages=((0, 1, 3), (2,))), ONE, (2, 1)),
+    shape(HEADS, ONE, Side(page_size=2, head_major=True)),
 )
 
 
