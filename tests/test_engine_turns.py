@@ -15,7 +15,6 @@ from engine_bench import Bench, Shape, send_in
 from mutants import Mutant, dies, named
 
 from kvrooms import Status
-from kvrooms.engine.prefill_core import PrefillCore
 from kvrooms.engine.prefill_links import PrefillLinks
 from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.engine.settings import EngineSettings
@@ -121,14 +120,14 @@ def test_rooms_that_wait_for_a_slow_peer_cost_those_of_others_nothing() -> None:
 
 
 ASIDE = "self._set_aside(writer)\n            continue"
-IN_TURN = "self._ready.append(writer)\n            blocked += 1\n            continue"
+IN_TURN = "self._ready[writer] = None\n            blocked += 1\n            continue"
 
 
 @named(
     [
         Mutant(PrefillPosting, "_work", ASIDE, IN_TURN),
         Mutant(PrefillPosting, "_count_posted", "self._call_up(writer.peer)", "pass"),
-        Mutant(PrefillCore, "_drained", "peer.aside.pop(writer, None)", "pass"),
+        Mutant(PrefillPosting, "_withdraw", "writer.peer.aside.pop(writer, None)", "pass"),
     ]
 )
 def test_slow_peers_find_it(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ SETTINGS = EngineSettings(piece_bytes=4096, moving_timeout_s=5, heartbeat_timeou
 class Scene:
     """A room in the middle of its transfer. `engine`: the one to which everything comes at once."""
 
-    def __init__(self, side: str) -> None:
-        self.bench = bench = Bench(1, settings=SETTINGS)
+    def __init__(self, side: str, settings: EngineSettings = SETTINGS) -> None:
+        self.bench = bench = Bench(1, settings=settings)
         bench.complain = lambda *_: None  # type: ignore[method-assign]  # acknowledgements are forged here
         plan: Plan = bench.plan(6)
         rooms = {"decode": bench.receive(plan), "prefill": bench.offer(plan)}

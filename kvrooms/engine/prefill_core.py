@@ -39,7 +39,7 @@ _ARM, _DISARM, _SEND_ACCEPT, _REPORT, _FORGET, _FREE = (
     Do.ARM, Do.DISARM, Do.SEND_ACCEPT, Do.REPORT, Do.FORGET, Do.FREE,
 )  # fmt: skip
 _IGNORE, _FAIL, _PHASE, _CAP, _MOVING = Kind.IGNORE, Kind.FAIL, Alarm.PHASE, Timer.CAP, Timer.MOVING
-_DRAINED, _VOIDED = Drain.DRAINED, DrainEvent.VOIDED
+_OPEN, _DRAINED, _VOIDED = Drain.OPEN, Drain.DRAINED, DrainEvent.VOIDED
 
 
 class PrefillCore(PrefillGrants):
@@ -207,6 +207,8 @@ class PrefillCore(PrefillGrants):
         if writer.drain.state is _DRAINED:
             return
         writer.drain, row = step_drain(writer.drain, event)
+        if writer.drain.state is not _OPEN:
+            self._withdraw(writer)
         if event is _VOIDED:
             writer.voided_at = self.now
         for do, _timer in row.commands:
@@ -220,7 +222,6 @@ class PrefillCore(PrefillGrants):
     def _drained(self, writer: Writer) -> None:
         peer, record = writer.peer, writer.record
         peer.drains.pop(writer.number, None)
-        peer.aside.pop(writer, None)
         self._over(peer, writer.number)
         self._retire(peer)
         if record is not None:

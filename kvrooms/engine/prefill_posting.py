@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class PrefillPosting(PrefillLinks):
     def __init__(self, ports: Ports, source: DescriptorTable) -> None:
         super().__init__(ports)
         self._source = source
-        self._ready: deque[Writer] = deque()
+        self._ready: OrderedDict[Writer, None] = OrderedDict()
         self._posted: dict[int, Posted] = {}
         self._posted_bytes = 0
         self._digester: Digester | None = None
@@ -53,9 +53,17 @@ class PrefillPosting(PrefillLinks):
 
     def _make_ready(self, writer: Writer) -> None:
         phase = writer.record.room.phase if writer.record is not None else _METADATA
-        if not writer.ready and phase is not _METADATA:
+        if not writer.ready and phase is not _METADATA and writer.drain.state is _OPEN:
             writer.ready = True
-            self._ready.append(writer)
+            self._ready[writer] = None
+
+    def _withdraw(self, writer: Writer) -> None:
+        """Nothing more of a grant is posted: it waits for no turn, and whoever waits behind it is called up."""
+        if writer.ready:
+            writer.ready = writer.called = False
+            self._ready.pop(writer, None)
+            writer.peer.aside.pop(writer, None)
+            self._call_up(writer.peer)
 
     def _set_aside(self, writer: Writer) -> None:
         """Nothing more may be posted to its peer now. It is not looked at until that changes: others do not pay for it.
@@ -71,7 +79,7 @@ class PrefillPosting(PrefillLinks):
         if peer.aside:
             writer, _ = peer.aside.popitem(last=False)
             writer.called = True
-            self._ready.append(writer)
+            self._ready[writer] = None
 
     def _work(self) -> bool:
         """Post pieces, taking turns among the grants; after some bytes, look at the ports again.
@@ -81,7 +89,7 @@ class PrefillPosting(PrefillLinks):
         settings, worked, blocked = self.settings, False, 0
         budget = _BYTES_PER_TURN
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
-            writer = self._ready.popleft()
+            writer, _ = self._ready.popitem(last=False)
             piece = writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None
             if piece is None or _completes_too_early(writer, piece):
                 writer.ready = writer.called = False
@@ -99,7 +107,7 @@ class PrefillPosting(PrefillLinks):
                 continue
             writer.called = False
             self._call_up(writer.peer)
-            self._ready.append(writer)
+            self._ready[writer] = None
             if piece.ordered and writer.drain.posted:
                 blocked += 1
                 continue

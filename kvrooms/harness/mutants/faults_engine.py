@@ -164,7 +164,7 @@ ENGINE = (
         Text(
             "engine.prefill_posting:PrefillPosting._work",
             "self._set_aside(writer)\n            continue",
-            "self._ready.appendleft(writer)\n            break",
+            "self._ready[writer] = None\n            self._ready.move_to_end(writer, last=False)\n            break",
         ),
         ("L4",),
     ),
@@ -321,6 +321,13 @@ ENGINE = (
         "a decode engine that is proven dead is remembered for the case that it comes back",
         Text("engine.prefill_links:PrefillLinks._retire", "self._peers.pop(peer.incarnation, None)", "pass"),
         ("C1",),
+        only=True,
+    ),
+    Mutant(
+        "failed-grant-keeps-its-turn",
+        "a grant that waits for its turn is found to be over when that comes, however long it takes",
+        Text("engine.prefill_core:PrefillCore._drain", "self._withdraw(writer)", "pass"),
+        ("C2",),
         only=True,
     ),
     Mutant(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ...engine.settings import EngineSettings
 from ...protocol import wire
 from ...protocol.errors import InvalidArgument, RoomClosed, RoomFailed
@@ -150,6 +152,25 @@ def a_room_is_clean_before_its_failure_is_raised(play: Play) -> None:
                 raise Broken(f"no failure of {room!r} was raised")
             if beside.poll().terminal:
                 raise Broken(f"reading the failure of {room!r} has ended {beside!r}")
+
+
+@probe("C2", seeds=1)
+def a_room_that_fails_waits_for_no_turn(play: Play) -> None:
+    """It had more to post than may be in flight, in all or to its peer; what has filled that stands still."""
+    for limit in ("inflight_bytes", "inflight_per_peer_bytes"):
+        stage = play.scene(settings=msgspec.structs.replace(EngineSettings(), piece_bytes=1, **{limit: 1}))
+        stage.world.writes_held = True
+        _, sender = stage.pair()
+        stage.settle()
+        _drive(stage, sender)
+        sender.abort()
+        stage.settle()
+        try:
+            sender.failure_exception()
+        except RoomFailed as failed:
+            waiting = stage.prefills[0].engine.tables()["ready"]
+            if waiting:
+                raise Broken(f"the failure of {sender!r} was raised, and it waits for a turn", limit=limit) from failed
 
 
 @probe("C2", seeds=1)
