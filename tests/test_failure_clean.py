@@ -29,7 +29,7 @@ _PLAIN = (int, float, str, bytes, bool, type(None), type, range)
 
 
 def paths(root: Any, wanted: tuple[Any, ...]) -> Iterator[str]:
-    """How to come from an object to any of some others, not by way of memory: the shortest way to each holder of one."""
+    """How to come from an object to any of some others: the shortest way to each holder of one, past all memory."""
     seen: set[int] = set()
     todo: deque[tuple[str, Any]] = deque([("core", root)])
     while todo:
