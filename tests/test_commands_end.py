@@ -18,6 +18,7 @@ import pytest
 from kvrooms.engine import draining
 from kvrooms.engine.ending import status_of
 from kvrooms.engine.host import Drained
+from kvrooms.soak.ranks import run as shapes
 
 pytestmark = pytest.mark.timeout(120)
 LIMIT_S = 60
@@ -136,6 +137,44 @@ print([signal.getsignal(sign) is before for sign, before in
 """
 
 
+GIVING_UP = """
+import os, signal, sys
+from kvrooms.engine.ending import CutOff, GivingUp, status_of
+me, signs = os.getpid(), [getattr(signal, name) for name in sys.argv[1:]]
+with GivingUp(at_first=lambda: print("at first", flush=True)) as ending:
+    ending.at_once.append(lambda: print("at once", flush=True))
+    try:
+        try:
+            os.kill(me, signs[0])
+        finally:
+            for sign in signs[1:2]:
+                os.kill(me, sign)
+    except CutOff as error:
+        print(error, ending.asked.name, flush=True)
+        for sign in signs[2:]:
+            os.kill(me, sign)
+        sys.exit(status_of(error.sign))
+"""
+
+
+@pytest.mark.parametrize(
+    ("signs", "status", "said"),
+    [
+        (["SIGINT"], 130, ["at first", "given up, SIGINT SIGINT"]),
+        (["SIGTERM", "SIGINT"], 130, ["at first", "at once", "ended at once by a second signal, SIGINT SIGTERM"]),
+        (
+            ["SIGINT", "SIGINT", "SIGTERM"],
+            143,
+            ["at first", "at once", "ended at once by a second signal, SIGINT SIGINT"],
+        ),
+    ],
+)
+def test_where_nothing_can_be_drained_the_first_signal_gives_up(signs: list[str], status: int, said: Any) -> None:
+    command = [*PYTHON, "-c", GIVING_UP, *signs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (status, said), done.stderr
+
+
 @pytest.mark.parametrize(
     ("signs", "status", "said"),
     [
@@ -152,6 +191,25 @@ print([signal.getsignal(sign) is before for sign, before in
 def test_the_first_signal_asks_the_second_cuts_off_the_third_leaves(signs: list[str], status: int, said: Any) -> None:
     done = subprocess.run([*PYTHON, "-c", SCRIPT, *signs], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout.splitlines()) == (status, said), done.stderr
+
+
+STARTING = """
+import os, signal
+from kvrooms.engine.ending import CutOff, GivingUp, undisturbed
+with GivingUp(at_first=lambda: print("kill what was started", flush=True)):
+    try:
+        with undisturbed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("started", flush=True)
+    except CutOff:
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
+"""
+
+
+def test_a_worker_that_is_being_started_when_a_signal_comes_is_known_to_who_ends_it() -> None:
+    command = [*PYTHON, "-c", STARTING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.stdout.splitlines() == ["started", "kill what was started", "set()"], done.stderr
 
 
 def test_statuses_are_those_a_shell_shows() -> None:
@@ -391,6 +449,122 @@ def test_a_second_signal_ends_a_command_at_once(commands: Any, arguments: tuple[
     assert status == 130, said
     assert report_of(said)
     assert not any("Traceback" in line for line in said)
+
+
+CONFORMANCE = ("-m", "kvrooms", "conformance", "kvrooms", "--json")
+VERIFY = ("-m", "kvrooms", "verify", "--quick", "--json")
+
+
+def in_order(said: list[str]) -> bool:
+    """Whether nothing that was said is a fault of whoever ended."""
+    return not any(words in line for line in said for words in ("Traceback", "Warning", "Error", "leaked"))
+
+
+@pytest.mark.nixl
+@pytest.mark.parametrize(
+    ("sign", "everybody"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+)
+def test_the_conformance_suite_ends_its_subject_and_knows_nothing_of_the_rest(
+    commands: Any, sign: signal.Signals, everybody: bool
+) -> None:
+    command = commands(*CONFORMANCE, "--property", "SMOKE", "--property", "L1")
+    command.says("SMOKE  holds")
+    command.look()
+    command.tell(sign, everybody=everybody)
+    status, said = command.ended()
+    report = report_of(said)
+    assert status == status_of(sign), said
+    assert report["ok"] is False
+    assert {one["id"]: one["ok"] for one in report["properties"]} == {"SMOKE": True, "L1": None}
+    assert in_order(said), said
+
+
+def test_a_search_for_a_proof_ends_with_its_processes(commands: Any) -> None:
+    command = commands(*VERIFY)
+    command.says("explored")
+    command.look()
+    assert len(command.handles) >= 3
+    command.tell(signal.SIGTERM, everybody=True)
+    status, said = command.ended()
+    assert status == 143, said
+    assert report_of(said) == {"ok": False, "interrupted": "SIGTERM"}
+    assert in_order(said), said
+
+
+DEAF = """
+import os, sys, threading
+from types import SimpleNamespace
+from importlib import import_module
+from kvrooms.harness import verify as harness
+from kvrooms.harness.evidence import Tally
+from kvrooms.harness.simulate import run as simulation
+def several(seed):
+    os.write(1, b"deaf\\n")
+    threading.Event().wait()
+simulation._several = several
+harness.canary = lambda: None
+harness.explore = lambda **_: SimpleNamespace(tally=Tally())
+command = import_module("kvrooms.cli.verify")
+sys.exit(command.main(scope="quick", minutes=None, json=True, workers=2))
+"""
+DEAF_TO_MUTANTS = """
+import subprocess, sys
+from kvrooms.engine.ending import CutOff, GivingUp, status_of
+from kvrooms.harness.mutants import run
+class Deaf(run._Zygote):
+    def __init__(self):
+        text = "import os, sys, threading; sys.stdin.readline(); os.write(2, b'deaf\\\\n'); threading.Event().wait()"
+        command = [sys.executable, "-c", text]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+run._Zygote = Deaf
+with GivingUp():
+    try:
+        run.run_mutants(scope="quick")
+    except CutOff as error:
+        print('{"ok": false, "interrupted": "%s"}' % error.sign.name)
+        sys.exit(status_of(error.sign))
+"""
+
+
+@pytest.mark.parametrize("text", [DEAF, DEAF_TO_MUTANTS], ids=["simulation", "mutants"])
+def test_workers_that_would_go_on_for_ever_do_not_hold_up_the_end(commands: Any, text: str) -> None:
+    command = commands("-c", text)
+    for _ in range(2):
+        command.says("deaf")
+    command.look()
+    assert len(command.handles) == 3
+    command.tell(signal.SIGTERM)
+    status, said = command.ended()
+    assert status == 143, said
+    assert report_of(said)["interrupted"] == "SIGTERM"
+    assert in_order(said), said
+
+
+@pytest.mark.nixl
+def test_shapes_that_were_not_run_are_named_and_cut_short(commands: Any) -> None:
+    command = commands("-m", "kvrooms", "soak", "--shape", "all")
+    command.says("identical")
+    command.look()
+    command.tell(signal.SIGTERM)
+    status, said = command.ended()
+    report = report_of(said)
+    assert status == 143, said
+    assert report["shapes"]
+    assert report["not_run"]
+    assert not report["ok"]
+    assert in_order(said), said
+
+
+@pytest.mark.parametrize(("left", "status"), [([], 0), (["mha-tp1-1"], 143)])
+def test_a_signal_after_which_nothing_was_left_out_cuts_nothing_short(
+    left: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"ok": not left, "not_run": left}
+
+    monkeypatch.setattr(shapes, "soak", told)
+    assert shapes.main(shapes.ShapeOptions()) == status
 
 
 def test_a_second_signal_ends_a_demo_at_once(commands: Any) -> None:

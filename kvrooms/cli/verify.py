@@ -9,6 +9,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.ending import CutOff, GivingUp, kill_workers, status_of
 from ..harness.simulate.run import replay
 from ..protocol.invariants import INVARIANTS
 
@@ -24,13 +25,23 @@ _MARK = {True: "holds", False: "BROKEN", None: "not shown"}
 
 
 def main(*, scope: Scope, minutes: float | None, json: bool, workers: int) -> int:
-    """Verify and print. Exit status: 0 when everything holds, 1 when something is broken, 2 when one is not shown."""
+    """Verify and print. Exit status: 0 when everything holds, 1 when something is broken, 2 when one is not shown.
+
+    `status_of` a signal that cut it short: then nothing was shown, whatever was found until then.
+    """
     started = time.monotonic()
 
     def progress(line: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {line}", file=sys.stderr, flush=True)
 
-    report = verify(scope, minutes=minutes, workers=workers, progress=progress)
+    with GivingUp(at_first=kill_workers):
+        try:
+            report = verify(scope, minutes=minutes, workers=workers, progress=progress)
+        except CutOff as error:
+            progress(f"given up after {error.sign.name}: nothing was shown")
+            if json:
+                print(json_module.dumps({"ok": False, "interrupted": error.sign.name}), flush=True)
+            return status_of(error.sign)
     for found in (*report.tally.counterexamples(), *report.mutants.baseline):
         print(found.text(), file=sys.stderr)
     if json:

@@ -1,7 +1,8 @@
 """What SIGTERM and SIGINT mean to a command: the one place where that is decided. Nothing here knows an engine.
 
 The first signal asks for an orderly end: nothing new begins, what is open ends within a limit, the rest is reported.
-The second ends at once. A process that has engines and a parent uses `draining` on top of this.
+The second ends at once. A process that has engines and a parent uses `draining` on top of this. A command without
+anything to drain gives up at the first (`GivingUp`).
 
 Exit status: `status_of(signal)`, 143 or 130, for whatever was cut short by a signal, in order or not. A command whose
 work is never finished by itself, or may end at any time (a server, a soak), was not cut short by the first signal: its
@@ -11,12 +12,14 @@ status is that of what it did.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
@@ -30,10 +33,10 @@ def status_of(sign: signal.Signals) -> int:
 
 
 class CutOff(KeyboardInterrupt):
-    """A second signal: give up what is under way. Raised in the main thread; `sign` is the signal."""
+    """Give up what is under way: a second signal, or the first of `GivingUp`. Raised in the main thread."""
 
-    def __init__(self, sign: signal.Signals) -> None:
-        super().__init__(f"ended at once by a second signal, {sign.name}")
+    def __init__(self, sign: signal.Signals, words: str = "ended at once by a second signal") -> None:
+        super().__init__(f"{words}, {sign.name}")
         self.sign = sign
 
 
@@ -82,6 +85,51 @@ class Ending:
             raise CutOff(sign)
         else:
             leave(status_of(sign))
+
+
+class GivingUp(Ending):
+    """For a command that has nothing to drain: the first signal raises CutOff too.
+
+    Whoever it passes ends what belongs to him, in order. A second calls what is in `at_once` and is raised again, a
+    third ends the process where it stands. at_first: what the first one calls before it raises.
+    """
+
+    def __init__(self, at_first: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._at_first = at_first
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._count:
+            super()._heard(number, frame)
+            return
+        self._count, self.asked = 1, signal.Signals(number)
+        _say(f"{self.asked.name}: what is under way is given up; a second one ends at once")
+        if self._at_first is not None:
+            self._at_first()
+        raise CutOff(self.asked, "given up")
+
+
+def belong_to_parent() -> None:
+    """In a worker: no ears for signals, which are the parent's to hear, and no life without it."""
+    for sign in SIGNALS:
+        signal.signal(sign, signal.SIG_IGN)
+    end_with_parent()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hear no signal until this is over: a worker that is just being started is not known yet to `kill_workers`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def kill_workers() -> None:
+    """End the worker processes of this one at once. Whoever waits for them finds out."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def end_with_parent() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import resource
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..engine.ending import SIGNALS, Ending, end_with_parent
+from ..engine.ending import Ending, belong_to_parent, kill_workers
 from ..protocol.errors import WireError
 from .decoders import BY_NAME, Decoder, draw
 from .mutate import mutated, noise
@@ -148,7 +147,7 @@ def run(
     tally = Tally()
     batches = ((at, min(_BATCH, first + count - at)) for at in range(first, first + count, _BATCH))
     context = multiprocessing.get_context("spawn")
-    ending.at_once.append(_kill_workers)
+    ending.at_once.append(kill_workers)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_bounded) as pool:
         running: dict[Future[Tally], tuple[int, int]] = {}
         for at, some in batches:
@@ -164,7 +163,7 @@ def run(
                     del running[future]
             _collect(tally, running)
             say(tally.inputs)
-    ending.at_once.remove(_kill_workers)
+    ending.at_once.remove(kill_workers)
     return tally
 
 
@@ -180,16 +179,9 @@ def _collect(tally: Tally, running: dict[Future[Tally], tuple[int, int]]) -> Non
             tally.found(Finding(at, "?", b"", words))
 
 
-def _kill_workers() -> None:
-    for process in multiprocessing.active_children():
-        process.kill()
-
-
 def _bounded() -> None:
     """In a worker: little memory, no life without the parent, and no ears for signals, which are the parent's."""
-    for sign in SIGNALS:
-        signal.signal(sign, signal.SIG_IGN)
-    end_with_parent()
+    belong_to_parent()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -5,6 +5,7 @@ Forked from a server that has imported everything, see `own_preload`.
 
 from __future__ import annotations
 
+import signal
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ class Job(NamedTuple):
 
 def work(pipe: Connection, job: Job) -> None:
     """Serve one rank. The first answers are the address of its group ("" if it has none), and then that of its control
-    channel ("" if it has none)."""
+    channel ("" if it has none). Ctrl-C is for the suite, which ends its processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     mapped = np.memmap(job.file, np.uint8, "r+")
     memory = Pool(job.shape, job.side, lambda size: mapped[:size], job.rank).memory()
     given, ranks = settings(job.deadline_s), job.shape.ranks_of(job.side)
@@ -66,7 +68,7 @@ def _serve(pipe: Connection, own: OwnSide) -> None:
     while True:
         try:
             method, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         if method == "stop":
             return
@@ -76,4 +78,7 @@ def _serve(pipe: Connection, own: OwnSide) -> None:
             answer = ("refused", str(refusal))
         except Exception as error:  # noqa: BLE001 - the suite hears of it
             answer = ("error", f"{type(error).__name__}: {error}")
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:  # the suite has ended
+            return

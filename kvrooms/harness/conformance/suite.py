@@ -341,6 +341,12 @@ def run(
     return [outcomes[one] for one in PROPERTY_IDS if one in outcomes]
 
 
+def unjudged(judged: Iterable[Outcome], properties: Iterable[str], why: str) -> list[Outcome]:
+    """The outcomes of a run that was given up: of what it did not come to, nothing is known."""
+    known, wanted = {outcome.id: outcome for outcome in judged}, set(properties) or set(PROPERTY_IDS)
+    return [known.get(one) or Outcome(one, None, 0, why) for one in PROPERTY_IDS if one in wanted]
+
+
 def default_effort(subject: Subject, **changes: Any) -> Effort:
     """More examples where no time passes. changes: fields of `Effort`; None leaves the default."""
     effort = Effort(examples=100, seconds=8.0, shrink_s=10.0) if subject.traits.simulated else Effort()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import NamedTuple
 
-from ...engine.ending import end_with_parent
+from ...engine.ending import belong_to_parent, undisturbed
 from ...protocol.invariants import INVARIANTS
 from ..evidence import Counterexample, Step, Tally
 from .alone import Alone
@@ -118,8 +118,9 @@ def _in_this_process(todo: list[Job], say: Progress) -> Iterator[tuple[Job, Foun
 def _in_processes(todo: list[Job], workers: int, say: Progress) -> Iterator[tuple[Job, Found, float]]:
     # Not by fork: whoever calls may have threads. A worker that dies breaks the pool, which raises.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
-        waiting: set[Future[tuple[Job, Found, float]]] = {pool.submit(search, job) for job in todo}
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=belong_to_parent) as pool:
+        with undisturbed():
+            waiting: set[Future[tuple[Job, Found, float]]] = {pool.submit(search, job) for job in todo}
         try:
             while waiting:
                 finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -127,9 +128,8 @@ def _in_processes(todo: list[Job], workers: int, say: Progress) -> Iterator[tupl
                     result = future.result()
                     _report(result, say)
                     yield result
-        finally:
-            for future in waiting:
-                future.cancel()
+        finally:  # by the pool itself: what it fails because its workers were killed must not be cancelled by others
+            pool.shutdown(cancel_futures=True)
 
 
 def _report(result: tuple[Job, Found, float], say: Progress) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -146,6 +147,10 @@ class _Zygote:
             return Outcome(job.mutant, error=f"the process that runs mutants: {why}")
         return msgspec.json.decode(line, type=Outcome)
 
+    def kill(self) -> None:
+        """End it at once, and what it runs. Any thread; who waits for an outcome gets one that says so."""
+        self._process.kill()
+
     def close(self) -> None:
         """End it."""
         assert self._process.stdin is not None
@@ -163,8 +168,11 @@ def _run_all(jobs: list[Job], workers: int, progress: Callable[[str], None]) -> 
     outcomes: dict[int, Outcome] = {}
     told = [time.monotonic()]
 
+    zygotes: list[_Zygote] = []
+
     def work() -> None:
         zygote = _Zygote()
+        zygotes.append(zygote)
         try:
             while True:
                 try:
@@ -179,9 +187,17 @@ def _run_all(jobs: list[Job], workers: int, progress: Callable[[str], None]) -> 
             zygote.close()
 
     threads = [threading.Thread(target=work, name=f"mutants-{i}") for i in range(min(workers, len(jobs)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:  # told to give up: nothing new begins, and what runs ends now
+        with suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for zygote in zygotes:
+            zygote.kill()
+        raise
     missing = "its worker has failed"
     return [outcomes.get(number, Outcome(job.mutant, error=missing)) for number, job in enumerate(jobs)]

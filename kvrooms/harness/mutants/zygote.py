@@ -17,6 +17,7 @@ from functools import partial
 
 import msgspec
 
+from ...engine.ending import belong_to_parent, end_with_parent
 from ..evidence import Counterexample, Tally
 from .catalogue import BY_NAME
 from .checkers import CHECKERS, check_quickly
@@ -46,7 +47,8 @@ class Outcome(msgspec.Struct):
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends, or the thread that started this process."""
+    belong_to_parent()
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a checker prints is no outcome
     _warm_up()
@@ -104,6 +106,7 @@ def _read_all(fd: int, end: float) -> bytes | None:
 
 def _child(job: Job, fd: int) -> None:
     """Never returns."""
+    end_with_parent()
     try:
         outcome = _look(job)
     except BaseException as error:  # noqa: BLE001 - a mutant may raise anything; the child ends

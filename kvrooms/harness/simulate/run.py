@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...engine.ending import end_with_parent
+from ...engine.ending import belong_to_parent, undisturbed
 from ..evidence import Counterexample, Step, Tally, timeline_lines
 from .day import Day
 from .evening import Evening
@@ -158,12 +158,13 @@ def _outcomes(seed: int, workers: int) -> Iterator[Outcome]:
         while True:
             yield _judged(seed)
             seed += 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=belong_to_parent) as pool:
         running: list[Future[list[Outcome]]] = []
         try:
             while True:
                 while len(running) < workers * 2:
-                    running.append(pool.submit(_several, seed))
+                    with undisturbed():
+                        running.append(pool.submit(_several, seed))
                     seed += SEEDS_PER_TASK
                 wait(running[:1], return_when=FIRST_COMPLETED)
                 yield from running.pop(0).result()

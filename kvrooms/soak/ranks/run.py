@@ -36,13 +36,14 @@ def main(options: ShapeOptions) -> int:
     """Run, and print the report as the last line of standard output.
 
     Returns the exit status: 0 if every byte of every shape was as it must be, 1 if not. A first signal lets the shape
-    that runs end and begins no more, a second ends at once; see `engine.ending`.
+    that runs end and begins no more, a second ends at once: `status_of` it, if shapes that were asked for have not run;
+    see `engine.ending`.
     """
     with Ending() as ending:
         report = soak(options, _say, ending)
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
-    if ending.asked is not None:
+    if ending.asked is not None and report["not_run"]:
         return status_of(ending.asked)
     return 0 if report["ok"] else 1
 
