@@ -123,7 +123,7 @@ def test_prefill_that_is_never_asked() -> None:
     room = bench.prefill.open(7, queued_timeout_s=40)
     room.send([1], last=True)
     ended(
-        bench, room, Reason.DEADLINE_BOOTSTRAP, 40, "room 7 was in METADATA", "waiting for a decode engine; open: its METADATA"
+        bench, room, Reason.DEADLINE_BOOTSTRAP, 40, "room 7 was in METADATA", "for a decode engine; open: its METADATA"
     )
     assert room.memory_free
 

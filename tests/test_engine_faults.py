@@ -128,7 +128,7 @@ VOIDED = (Drain.OPEN, DrainEvent.VOIDED, InFlight.IN_FLIGHT)
         Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"),
         Mutant(DecodeCore, "_free", "record.unreleased == 0", "record.room.phase is not Phase.FAILED"),
         Mutant(PrefillCore, "_maybe_freed", " and not record.writers", ""),
-        Mutant(PrefillPosting, "_work", "writer.drain.state is _OPEN", "True"),
+        Mutant(PrefillCore, "_drain", "self._withdraw(writer)", "pass"),
     ]
 )
 def test_bad_days_find_it(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from kvrooms.engine.handle import Room
 from kvrooms.engine.holds import DecodeHolds
 from kvrooms.engine.host import Engine
 from kvrooms.engine.prefill_core import PrefillCore
-from kvrooms.engine.prefill_posting import PrefillPosting
 from kvrooms.harness.evidence import PROPERTY_IDS, SMOKE
 from kvrooms.harness.simulate.rank_swarm import is_ranked
 from kvrooms.harness.simulate.run import Outcome, replay, run_seed, simulate
@@ -179,7 +178,7 @@ def find(limit: int = 150) -> Outcome:
 PLANTED = {
     Mutant(DecodeCore, "_acked", "self._lease(grant, LeaseEvent.ACKED)", "pass"): {"L5"},
     Mutant(PrefillCore, "_tell_failed", "for writer in record.writers:", "for writer in ():"): {"L3", "L2", "A1"},
-    Mutant(PrefillPosting, "_work", "writer.drain.state is _OPEN", "True"): {"S3", "S4", "L4", "S5"},
+    Mutant(PrefillCore, "_drain", "self._withdraw(writer)", "pass"): {"S3", "S4", "L4", "S5"},
     Mutant(GrantBook, "verdict", "return Verdict.OVER", "return Verdict.NEW"): {"S3", "S4", "L5", "L3", "L4", "S5"},
     Mutant(Room, "failure_exception", "self.close()", "pass"): {"C2"},
     Mutant(Room, "failure_exception", "raise RoomClosed(", "raise RuntimeError("): {"C2", "L4", "S5"},

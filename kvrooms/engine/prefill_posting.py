@@ -90,7 +90,7 @@ class PrefillPosting(PrefillLinks):
         budget = _BYTES_PER_TURN
         while budget > 0 and blocked < len(self._ready) and self._posted_bytes < settings.inflight_bytes:
             writer, _ = self._ready.popitem(last=False)
-            piece = writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None
+            piece = writer.outbox.peek(writer.wanted)
             if piece is None or _completes_too_early(writer, piece):
                 writer.ready = writer.called = False
                 self._call_up(writer.peer)

@@ -134,12 +134,8 @@ ENGINE = (
     Mutant(
         "void-still-posts",
         "what was queued for a grant is posted, also when it is void meanwhile",
-        Text(
-            "engine.prefill_posting:PrefillPosting._work",
-            "writer.outbox.peek(writer.wanted) if writer.drain.state is _OPEN else None",
-            "writer.outbox.peek(writer.wanted)",
-        ),
-        ("S3",),
+        Text("engine.prefill_core:PrefillCore._drain", "self._withdraw(writer)", "pass"),
+        ("S3", "C2"),
     ),
     Mutant(
         "parked-alarm-stays-armed",
@@ -321,13 +317,6 @@ ENGINE = (
         "a decode engine that is proven dead is remembered for the case that it comes back",
         Text("engine.prefill_links:PrefillLinks._retire", "self._peers.pop(peer.incarnation, None)", "pass"),
         ("C1",),
-        only=True,
-    ),
-    Mutant(
-        "failed-grant-keeps-its-turn",
-        "a grant that waits for its turn is found to be over when that comes, however long it takes",
-        Text("engine.prefill_core:PrefillCore._drain", "self._withdraw(writer)", "pass"),
-        ("C2",),
         only=True,
     ),
     Mutant(
