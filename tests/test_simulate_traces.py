@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_bench import Bench, Shape, send_in
+from mutants import Mutant
 
 from kvrooms import Buffer, Component, DecodeEngine, Memory, PrefillEngine, Status
 from kvrooms.engine.real import assemble
 from kvrooms.engine.settings import EngineSettings
 from kvrooms.harness.faults import Faults
-from kvrooms.harness.simulate.traces import Seen, Trace, record_ports, rehearse
+from kvrooms.harness.ports import SimTransport
+from kvrooms.harness.simulate.rehearsal import rehearse
+from kvrooms.harness.simulate.traces import Kind, Seen, Trace, record_ports
 
 ROOMS = 24
 
@@ -112,8 +115,21 @@ def test_simulated_runs_are_admitted(at_once: float) -> None:
         assert any(step.kind == "posted" and step.number == 0 for step in trace.steps) == bool(at_once)
 
 
+MET = Seen(0.0, "a", "met", peer="b")
+REMOVED = Seen(0.0, "a", "removed", peer="b")
+FORGOTTEN = [Seen(0.0, "b", "removed", peer="a"), Seen(0.0, "b", "deregistered")]
+
+
 def post(number: int, message: bytes = b"", **what: Any) -> Seen:
     return Seen(0.0, "a", "posted", number=number, peer="b", data=message, rows=2, **what)
+
+
+def end(agent: str, kind: Kind = "died") -> Seen:
+    return Seen(0.0, agent, kind)
+
+
+def look(rows: int, message: bytes = b"x") -> Seen:
+    return Seen(0.0, "b", "looked", peer="a", data=message, rows=rows)
 
 
 def settle(number: int, error: str | None = None) -> Seen:
@@ -124,39 +140,89 @@ def arrive(message: bytes, agent: str = "b", peer: str = "a") -> Seen:
     return Seen(0.0, agent, "arrived", peer=peer, data=message)
 
 
+GONE, PLAIN = "PeerGone: b", "TransportError: no more"
+
+
 @pytest.mark.parametrize(
     "steps",
     [
         [post(1, b"x"), settle(1), arrive(b"x")],
         [post(1, b"x"), arrive(b"x"), settle(1)],
         [post(1, b"x"), post(2, b"y"), arrive(b"y"), settle(2), arrive(b"x"), settle(1)],
-        [post(0, b"x"), arrive(b"x")],
+        [post(0, b"x"), look(2), arrive(b"x")],
         [post(1, b"x"), post(2, b"x"), arrive(b"x"), arrive(b"x")],
-        [post(1), settle(1, "cable out")],
-        [post(-1, b"x", error="no more")],
+        [post(1, b"x"), look(0), look(1), look(1), look(2), settle(1)],
+        [post(1, b"x"), look(1), end("b"), look(1), settle(1, "gone"), look(1)],
+        [post(1, b"x"), look(2), end("b"), settle(1, "gone"), look(2)],
+        [post(1, b"x"), look(2), end("b"), settle(1), look(2)],
+        [post(1, b"x"), end("b", "ended"), settle(1, "gone"), look(0)],
+        [post(1, b"x"), look(1), end("a"), look(1)],
+        [post(1, b"x"), look(2), end("a"), arrive(b"x")],
+        [post(1, b"x"), look(0), *FORGOTTEN, look(2), arrive(b"x"), settle(1), post(2, b"y"), look(2, b"y"), settle(2)],
+        [post(1, b"x"), REMOVED, post(-1, b"y", error=GONE), look(2), settle(1), look(0, b"y")],
+        [end("b"), post(-1, b"x", error=GONE), look(0)],
+        [post(-1, b"x", error=PLAIN), look(0), post(1, b"y"), settle(1)],
     ],
 )
 def test_possible(steps: list[Seen]) -> None:
-    assert rehearse(steps) == ""
+    assert rehearse([MET, *steps]) == ""
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([arrive(b"x"), post(1, b"x")], "step 0"),
+        ([arrive(b"x"), post(1, b"x")], "step 1"),
         ([post(1, b"x"), arrive(b"x"), arrive(b"x")], "has arrived before"),
         ([post(1, b"x"), arrive(b"y")], "no write that was posted"),
         ([post(1, b"x"), arrive(b"x", agent="c")], "no write that was posted"),
         ([post(1, b"x"), arrive(b"x", peer="c")], "no write that was posted"),
+        ([post(1, b"x"), arrive(b"x"), look(1)], "must be 2"),
+        ([post(0, b"x"), look(1)], "must be 2"),
+        ([post(1, b"x"), look(2), look(1)], "must be 2"),
+        ([post(1, b"x"), look(3)], "no more than"),
         ([settle(3)], "no write with this handle"),
         ([post(1), settle(1), settle(1)], "no write with this handle"),
+        ([post(1, b"x"), settle(1), look(1)], "must be 2"),
         ([post(1), post(1)], "another write"),
-        ([post(1, b"x"), settle(1, "cable out"), arrive(b"x")], "failed"),
-        ([post(-1, b"x", error="no more"), arrive(b"x")], "no write that was posted"),
+        ([post(1), settle(1, "cable out")], "nothing has happened"),
+        ([post(1), *FORGOTTEN, settle(1, "removed")], "nothing has happened"),
+        ([post(1), REMOVED, settle(1, "removed")], "nothing has happened"),
+        ([post(1, b"x"), look(1), end("b"), settle(1)], "in the world it fails"),
+        ([post(1, b"x"), end("b"), look(1)], "no more than"),
+        ([post(1, b"x"), end("b", "ended"), settle(1, "gone"), look(1)], "no more than"),
+        ([post(1, b"x"), end("b"), arrive(b"x")], "dead"),
+        ([post(1, b"x"), look(2), end("a"), settle(1)], "dead"),
+        ([post(1, b"x"), look(1), end("a"), look(2)], "no more than"),
+        ([post(1, b"x"), look(1), end("a"), arrive(b"x")], "nothing of the kind"),
+        ([post(-1, b"x", error=GONE)], "nothing has happened"),
+        ([*FORGOTTEN, post(-1, b"x", error=GONE)], "nothing has happened"),
+        ([post(-1, b"x", error="UncertainWrite: status 7")], "nothing has happened"),
+        ([end("b"), post(1, b"x")], "the world refuses it"),
+        ([REMOVED, post(1, b"x")], "the world refuses it"),
+        ([post(-1, b"x", error=PLAIN), arrive(b"x")], "no write that was posted"),
+        ([post(-1, b"x", error=PLAIN), look(1)], "never posted"),
     ],
 )
 def test_impossible(steps: list[Seen], words: str) -> None:
-    assert words in rehearse(steps)
+    assert words in rehearse([MET, *steps])
+
+
+@pytest.mark.parametrize(
+    ("method", "old", "new", "steps"),
+    [
+        ("close", "not other.dead", "False", [post(1, b"x"), look(2), end("b"), settle(1, "gone")]),
+        ("_land", "if target.dead:", "if target.dead or not target._registered:", [post(1), *FORGOTTEN, settle(1)]),
+        ("_land", "if self.killed:", "if self.dead:", [post(1, b"x"), end("a", "ended"), look(2), arrive(b"x")]),
+        ("post", "target is None or target.dead", "target is None", [end("b"), post(-1, error=GONE)]),
+        ("post", "agent not in self._peers", "False", [REMOVED, post(-1, error=GONE)]),
+    ],
+)
+def test_a_simulated_transport_that_cannot_do_it_is_noticed(
+    method: str, old: str, new: str, steps: list[Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rehearse([MET, *steps]) == ""
+    Mutant(SimTransport, method, old, new).plant(monkeypatch)
+    assert rehearse([MET, *steps])
 
 
 def frame(kind: str, agent: str, number: int, data: bytes = b"") -> Seen:

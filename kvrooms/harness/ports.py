@@ -23,6 +23,7 @@ __all__ = ["SimChannel", "SimClock", "SimIds", "SimRegistry", "SimTransport", "W
 
 _BLOB = b"world:"
 _BROKEN = "the network broke"
+_GONE = "the peer is gone"
 
 
 class SimClock:
@@ -198,6 +199,8 @@ class SimTransport:
     def post(self, agent: str, piece: Piece, notification: bytes) -> int | None:
         """See `Transport.post`. The world decides when each descriptor lands; it never settles at once."""
         world = self._world
+        if agent not in self._peers:
+            raise PeerGone(f"{agent} is no peer")
         rows = self._rows(agent, piece)
         if self.post_error or (world.faults.post_fails and world.random.random() < world.faults.post_fails):
             world.witness.refused(self, agent, rows[0][0])
@@ -262,7 +265,7 @@ class SimTransport:
             return
         target, world = write.target, self._world
         if target.dead:
-            self._over(write, "the peer is gone")
+            self._over(write, _GONE)
             return
         source, length, destination = row
         ctypes.memmove(destination, source if write.error is None else write.read[row], length)
@@ -301,11 +304,22 @@ class SimTransport:
 
     def kill(self) -> None:
         """The process is gone, and with it what it had posted and not written yet."""
-        self.dead = self.killed = True
+        self.killed = True
+        self.close()
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Transport.close`. A write to it that is not settled may fail, though all its bytes have landed."""
         self.dead = True
+        for other in self._world.agents.values():
+            if not other.dead:
+                other.lose(self)
+
+    def lose(self, target: SimTransport) -> None:
+        """The agent `target` is gone: what is posted to it and not settled may fail."""
+        for write in self._writes.values():
+            if write.target is target and not write.left:
+                failed = partial(self._over, write, _GONE)
+                self._world.later((self, "settlements"), failed, ordered=False)  # nothing if it has settled
 
 
 def _ranges(layout: Layout, regions: Regions) -> list[tuple[int, int]]:
