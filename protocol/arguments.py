@@ -6,9 +6,11 @@ What is wrong there must not reach an engine's thread: it would end that, and ev
 from __future__ import annotations
 
 import math
-import threading
 
 from .errors import InvalidArgument
+
+_LONGEST_S = 9e9
+"""Nearly what Python's locks can wait: 2**63 nanoseconds."""
 
 
 def check_limit(field: str, value: object) -> float:
@@ -16,7 +18,7 @@ def check_limit(field: str, value: object) -> float:
     seconds = _seconds(field, value)
     if seconds < 0:
         raise InvalidArgument(field, value, "must be 0 or more seconds")
-    return min(seconds, threading.TIMEOUT_MAX)
+    return min(seconds, _LONGEST_S)
 
 
 def check_left(field: str, value: object) -> float | None:
@@ -26,7 +28,7 @@ def check_left(field: str, value: object) -> float | None:
     """
     if value is None:
         return None
-    return min(max(_seconds(field, value), 0.0), threading.TIMEOUT_MAX)
+    return min(max(_seconds(field, value), 0.0), _LONGEST_S)
 
 
 def _seconds(field: str, value: object) -> float:
