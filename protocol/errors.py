@@ -85,7 +85,10 @@ class RoomClosed(KvroomsError):
 
 
 class Overloaded(KvroomsError):
-    """The engine has as many rooms as it may have. Close some, and try again."""
+    """The engine has as many rooms as it may have, or as many calls waiting for its thread. Nothing has changed.
+
+    Close some rooms, wait for the memory of closed ones, or call again a little later.
+    """
 
 
 class EngineClosed(KvroomsError):

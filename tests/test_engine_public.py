@@ -292,7 +292,8 @@ def test_tables_are_equal_after_one_room_and_after_two_hundred() -> None:
         after[room] = [side.engine.tables() for side in (*bench.decodes, *bench.prefills)]
     assert after[200] == after[1]
     assert bench.prefill.counters() == {}, "nothing was ignored, refused or malformed"
-    assert set(bench.decode.counters()) <= {"room events ignored"}, "at most an ACCEPT after its first notification"
+    late = {"room events ignored", "acceptances of no open grant"}
+    assert set(bench.decode.counters()) <= late, "at most an ACCEPT after its first notification, or its last"
     kept = Counter(type(thing).__name__ for thing in reached(bench))
     assert kept["PrefillEngine"], "the walk gets there"
     left = {kind: kept[kind] for kind in ("DecodeRecord", "PrefillRecord", "Writer", "Outbox")}

@@ -23,8 +23,9 @@ from kvrooms.engine.settings import EngineSettings
 from kvrooms.protocol import wire
 from kvrooms.protocol.identity import RoomKey
 
-MEMORY = re.compile(r"\.grants|\.drains|\._posted|_timers.*<Grant>")
-"""Leases, with the timer that repeats the ABORT, and drains: they end by acknowledgement or proof, after their room."""
+MEMORY = re.compile(r"\.grants|\.drains|\._posted|\._unfree|_timers.*<Grant>")
+"""Leases, with the timer that repeats the ABORT, drains, and the count of their rooms: they end by acknowledgement or
+proof, after their room."""
 _PLAIN = (int, float, str, bytes, bool, type(None), type, range)
 
 

@@ -79,7 +79,7 @@ class Case:
                 self.sender.send(pages[:1])
                 self.sender.send(pages[1:], last=True)
             case "too many pages":
-                self.sender.send([*pages, 0], last=True)
+                self.sender.send([*pages, (self.place + 2) % PAGES], last=True)
             case "abort decode":
                 self.sender.send(pages[:1])
                 self.receiver.abort("on decode")

@@ -106,7 +106,7 @@ def test_chaos_is_chaos() -> None:
     """What goes wrong does go wrong, and not everything fails because of it."""
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=40, phases=[Phase.generate])
+    @settings(max_examples=60, phases=[Phase.generate])
     @given(plan=rooms.groups(**MANY), order=rooms.schedules())
     def look(plan: GroupPlan, order: rooms.Schedule) -> None:
         played = Chaos(plan, order)

@@ -98,7 +98,7 @@ def test_a_failure_that_is_raised_early_or_twice_is_found(mutant: Mutant, monkey
 
 @named(
     [
-        Mutant(decode.DecodeEngine, "room_freed", "if claimed is not None:", "if False:"),
+        Mutant(decode.DecodeEngine, "_free_claims", "if claimed is not None:", "if False:"),
         Mutant(host.Engine, "room_forgotten", "self._open_rooms.pop(room, None)", "pass"),
     ]
 )

@@ -107,7 +107,7 @@ class DecodeEngine(Engine):
         skip_state: this room carries no state, not even what is owed always; both sides must say so.
         tokens: of the whole prompt, needed where prefill's pages have another size; None: all pages are full.
         timeouts: `bootstrap_timeout_s`, `waiting_timeout_s`, `moving_timeout_s`, `cap_timeout_s` of this room.
-        Raises InvalidArgument (nothing has changed then) and EngineClosed.
+        Raises InvalidArgument and Overloaded (nothing has changed then), and EngineClosed.
         """
         self._check_open()
         self.memory.check_kept()
@@ -148,7 +148,7 @@ class DecodeEngine(Engine):
             if len(self._holds) >= self.settings.rooms_max:
                 raise Overloaded(f"{self.name} holds {len(self._holds)} rooms, and rooms_max is that")
             self._holds[key] = hold
-        self._submit(cast(DecodeCore, self._core).hold, hold)
+            self._submit(cast(DecodeCore, self._core).hold, hold)
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -159,10 +159,10 @@ class DecodeEngine(Engine):
         with self.lock:
             if self._holds.get(hold.key) is hold:
                 del self._holds[hold.key]
-        self._submit(cast(DecodeCore, self._core).release, hold)
+                self._submit(cast(DecodeCore, self._core).release, hold)
 
     def _admit(self, handle: DecodeRoom, key: RoomKey, items: Claimed) -> None:
-        """Take the room's key and its items, all or none. Raises InvalidArgument and EngineClosed."""
+        """Take the room's key and its items, all or none. Raises InvalidArgument, EngineClosed and Overloaded."""
         with self.lock:
             self._check_room()
             self._claims.take_key(key)
@@ -185,14 +185,15 @@ class DecodeEngine(Engine):
         self._check_open()
         if not check_text("engine", engine):
             raise InvalidArgument("engine", engine, "must be an engine's name")
-        self._submit(cast(DecodeCore, self._core).fence, engine)
-
-    def room_freed(self, room: Room) -> None:
-        """See `Desk.room_freed`."""
         with self.lock:
-            claimed, room.claimed = room.claimed, None  # type: ignore[attr-defined]
-            if claimed is not None:
-                self._claims.give_back(*claimed)
+            self._check_calls()
+            self._submit(cast(DecodeCore, self._core).fence, engine)
+
+    def _free_claims(self, room: Room) -> None:
+        """See `Engine._free_claims`."""
+        claimed, room.claimed = room.claimed, None  # type: ignore[attr-defined]
+        if claimed is not None:
+            self._claims.give_back(*claimed)
 
     def _target(self, bootstrap: str, instance: str, rank: int) -> Target:
         target = self._targets.get((bootstrap, instance, rank))

@@ -118,7 +118,8 @@ class Room:
         self._outcome: Status | None = None
         self._outcome_failure: Failure | None = None
         self.record: Any = None
-        self.key_free = self.left = False
+        self.key_free = self.left = self.closing = False
+        self.aborts = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._key} {self._phase.value}>"

@@ -25,7 +25,7 @@ from ..protocol.memory import Memory
 from ..protocol.plan import DescriptorTable
 from ..protocol.status import Phase, Status
 from .claims import Claims
-from .core import EngineCore, Ports
+from .core import CONTEXT_MAX, EngineCore, Ports
 from .forks import watch
 from .handle import Room, check_process
 from .health import Health
@@ -115,6 +115,7 @@ class Engine:
         self._assembly = assembly
         self._claims = Claims(memory.layout, memory.regions)
         self._open_rooms: dict[Room, None] = {}
+        self._unfree: dict[Room, None] = {}
         self._undecided: dict[RoomKey, Room] = {}
         self.group = group
         self._closed = False
@@ -145,7 +146,7 @@ class Engine:
         """The number of entries of every table. Nothing in it grows with the number of finished rooms."""
         check_process(self)
         with self.lock:
-            claims = {"keys": len(self._open_rooms), "claims": len(self._claims)}
+            claims = {"keys": len(self._open_rooms), "claims": len(self._claims), "unfree": len(self._unfree)}
             if self.group is not None:
                 claims["undecided"] = len(self._undecided)
         return {**self._core.tables(), **claims}
@@ -223,25 +224,35 @@ class Engine:
     def abort_room(self, room: Room, failure: Failure) -> None:
         """See `Room.abort`."""
         record = room.record
-        if record is not None:
-            self._submit(self._core.abort, record, failure)  # type: ignore[attr-defined]
+        with self.lock:
+            room.aborts += 1
+            if record is not None and room.aborts <= 1 + CONTEXT_MAX:  # the first ends the room, no more are remembered
+                self._submit(self._core.abort, record, failure)  # type: ignore[attr-defined]
 
     def close_room(self, room: Room) -> None:
         """See `Room.close`."""
-        record = room.record
-        if record is not None:
-            with self.lock:  # whoever opens the same room again from here on comes after this in the inbox
+        with self.lock:  # whoever opens the same room again from here on comes after this in the inbox
+            record, room.closing = None if room.closing else room.record, True
+            if record is not None:
                 self._give_key_back(room)
                 self._submit(self._core.close_room, record)  # type: ignore[attr-defined]
 
     def room_freed(self, room: Room) -> None:
         """See `Desk.room_freed`."""
+        with self.lock:
+            self._free_claims(room)
+            self._unfree.pop(room, None)
+
+    def _free_claims(self, room: Room) -> None:
+        """The lock is held."""
 
     def room_forgotten(self, room: Room) -> None:
         """See `Desk.room_forgotten`."""
         with self.lock:
             self._give_key_back(room)
             self._open_rooms.pop(room, None)
+            if not room._free.happened:  # noqa: SLF001
+                self._unfree[room] = None
 
     def _give_key_back(self, room: Room) -> None:
         """Let the room's key be used again, once: a second time it may be another room's. The lock is held.
@@ -260,14 +271,23 @@ class Engine:
         self._check_open()
         if self._draining:
             raise EngineClosed(f"{self.name} is being drained: it takes no new rooms")
-        if len(self._open_rooms) >= self.settings.rooms_max:
+        self._check_calls()
+        opened, unfree = len(self._open_rooms), len(self._unfree)
+        if opened + unfree >= self.settings.rooms_max:
+            closed = f" and {unfree} closed ones whose memory is held" if unfree else ""
             raise Overloaded(
-                f"{self.name} has {len(self._open_rooms)} rooms that are not closed, and rooms_max is that"
+                f"{self.name} has {opened} rooms that are not closed{closed}; rooms_max is {self.settings.rooms_max}"
             )
         if len(self._undecided) >= self.settings.rooms_max:
             raise Overloaded(f"{len(self._undecided)} rooms of {self.name} wait for their group, and rooms_max is that")
         if self.group is not None and self.group.closed:
             raise EngineClosed(f"{self.name} takes no new rooms: its group is closed")
+
+    def _check_calls(self) -> None:
+        """Raises Overloaded while too many calls wait for the engine's thread. The lock is held."""
+        waiting = len(self._core._inbox)  # noqa: SLF001
+        if waiting >= self.settings.calls_max:
+            raise Overloaded(f"{waiting} calls wait for the thread of {self.name}, and calls_max is that")
 
     # -- for the group (GroupUser) ---------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ class PrefillRoom(Room):
         last: nothing follows, so the totals are now known; aux goes with it. None: the last one if the room was opened
         with a number of pages and this reaches it. The items must stay as they are until `memory_free`. A room that
         owes nothing (decode holds all pages, or another rank sends them) may be DONE before its sends: they are taken,
-        and go nowhere. Raises InvalidArgument (nothing was sent, the room is as before), RoomClosed once it has ended.
+        and go nowhere. Raises InvalidArgument and Overloaded (nothing was sent, the room is as before), RoomClosed once
+        it has ended.
         """
         self._engine._send(self, pages, state_indices, layers, last)  # noqa: SLF001
 
@@ -167,7 +168,7 @@ class PrefillEngine(Engine):
 
         pages: number of pages of the whole prompt, those that decode holds already included; None: declared by the last
         send. aux_index: source aux slot, None for no aux. skip_state: as on decode. timeouts: `queued_timeout_s`,
-        `moving_timeout_s`, `cap_timeout_s` of this room. Raises InvalidArgument and EngineClosed.
+        `moving_timeout_s`, `cap_timeout_s` of this room. Raises InvalidArgument, Overloaded and EngineClosed.
         """
         self._check_open()
         self.memory.check_kept()
@@ -203,8 +204,13 @@ class PrefillEngine(Engine):
         state = spelled(layout, state_indices, self._items, skip_state=skip, complete=False)
         buffers = None if layers is None else _buffers_of(layout, layers)
         with self.lock:
+            self._check_calls()
             record = room.record
             send = _next(room, some, state, buffers, last, layout.component_names)
+            if send.empty:
+                if record.greeted:
+                    return
+                record.greeted = True
             self._core.submit(cast(PrefillCore, self._core).send, record, send)
         self._runner.wake()
 

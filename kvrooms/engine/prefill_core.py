@@ -63,7 +63,9 @@ class PrefillCore(PrefillGrants):
         """Hand over pages, state and aux of a room. The caller has checked indices, order and totals."""
         if record.room.phase in TERMINAL:
             return
-        if not send.empty:  # else it only says that the caller is there, however often
+        if send.empty:  # it only says that the caller is there, however often
+            record.greeted = False
+        else:
             record.sends.append(send)
         self._step(record, Queued())
         self._declare(record, send)

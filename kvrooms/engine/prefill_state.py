@@ -103,7 +103,7 @@ class Writer:
 
 
 class PrefillRecord(Record):
-    """A room on prefill."""
+    """A room on prefill. greeted: a send that says nothing but that the caller is there waits to be taken in."""
 
     def __init__(self, key: RoomKey, settings: EngineSettings, opened: float, watcher: Watcher) -> None:
         super().__init__(key, settings, opened)
@@ -114,7 +114,7 @@ class PrefillRecord(Record):
         self.writers: dict[Writer, None] = {}
         self.holders: dict[PrefillPeer, None] = {}
         self.sends: list[Send] = []
-        self.freed = False
+        self.freed = self.greeted = False
 
     @property
     def room_phase(self) -> Phase:

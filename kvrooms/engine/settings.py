@@ -103,7 +103,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """1 on decode: prefill sends a digest with each completion and decode compares it with what has landed."""
 
     rooms_max: _Count = 65_536
-    """The most rooms of an engine that are not closed; `open` raises Overloaded beyond them."""
+    """The most rooms of an engine that are not closed, or closed while their memory is held; `open` raises Overloaded
+    beyond them."""
+
+    calls_max: _Count = 262_144
+    """The most calls of `open`, `send` and `hold` that wait for an engine's thread; further ones raise Overloaded, and
+    nothing has changed then. To abort, to close and to release is never refused; of each, few wait per room."""
 
     registry_ttl_s: _Seconds = 30.0
     """How long a registration lives without being renewed; it is renewed every third of that."""

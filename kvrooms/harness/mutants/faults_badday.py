@@ -173,6 +173,13 @@ WAITING = (
         ("C1", "C2"),
     ),
     Mutant(
+        "freed-rooms-take-places",
+        "a closed room whose memory was held counts against rooms_max, also when that is free again",
+        Text("engine.host:Engine.room_freed", "self._unfree.pop(room, None)", "pass"),
+        ("C1",),
+        only=True,
+    ),
+    Mutant(
         "drain-leaves-rooms-open",
         "a drain waits for its rooms; those that are late are reported",
         Text("engine.host:Engine.drain", 'room.abort("the engine was drained", again=True)', "pass"),

@@ -195,8 +195,8 @@ class Callers:
         life.touched_by_callers(self.world.now)
 
     def _overloaded(self, life: Life, caller: Caller, error: Overloaded) -> None:
-        """There are as many rooms as there may be, of those that are not closed, or not forgotten yet: it gives up."""
-        rooms = len(self.judge.rooms_of(caller.side))
+        """There are as many rooms as there may be, not forgotten yet or with memory that is held: it gives up."""
+        rooms = len(self.judge.places_of(caller.side))
         if rooms < self.judge.settings.rooms_max:
             self.judge.accuse("L4", f"{life} is refused, and there are {rooms} rooms: {error}", life)
         self.judge.injected["room refused"] += 1

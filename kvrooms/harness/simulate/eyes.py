@@ -109,7 +109,11 @@ class Eyes(Bench):
 
     def rooms_of(self, side: Side) -> list[Caller]:
         """The callers of the rooms that an engine has not forgotten yet, closed or not."""
-        self._opened = [caller for caller in self._opened if caller.room.record is not None and not caller.gone]
+        return [caller for caller in self.places_of(side) if caller.room.record is not None]
+
+    def places_of(self, side: Side) -> list[Caller]:
+        """The callers of these rooms, and of those that are forgotten while their memory is held."""
+        self._opened = [one for one in self._opened if not one.gone and (one.room.record is not None or not one.free)]
         return [caller for caller in self._opened if caller.side is side]
 
     # -- what touches rooms ----------------------------------------------------------------------------------------
