@@ -88,17 +88,6 @@ PUBLIC = (
         only=True,
     ),
     Mutant(
-        "cleanup-empties-anothers-entry",
-        "a room that is closed takes whatever stands under its number out of the table",
-        Text(
-            "engine.decode_core:DecodeCore.close_room",
-            "if self._rooms.get(record.key) is record:",
-            "if record.key in self._rooms:",
-        ),
-        ("L4",),
-        only=True,
-    ),
-    Mutant(
         "closing-fails-what-is-done",
         "an engine that closes ends all its rooms as FAILED, also those that had ended",
         Text("engine.host:Engine._finish", "if not room.poll().terminal:", "if room.poll() is not Status.FAILED:"),
