@@ -194,20 +194,27 @@ def test_the_first_signal_asks_the_second_cuts_off_the_third_leaves(signs: list[
 
 
 STARTING = """
-import os, signal
+import signal, sys, threading
 from kvrooms.engine.ending import CutOff, GivingUp, undisturbed
+now = threading.Event()
+other = threading.Thread(target=lambda: now.wait() and sys.argv[1:] and signal.raise_signal(signal.SIGTERM))
+other.start()
 with GivingUp(at_first=lambda: print("kill what was started", flush=True)):
     try:
         with undisturbed():
-            os.kill(os.getpid(), signal.SIGTERM)
+            if not sys.argv[1:]:
+                signal.raise_signal(signal.SIGTERM)
+            now.set()
+            other.join()
             print("started", flush=True)
     except CutOff:
         print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
 """
 
 
-def test_a_worker_that_is_being_started_when_a_signal_comes_is_known_to_who_ends_it() -> None:
-    command = [*PYTHON, "-c", STARTING]
+@pytest.mark.parametrize("thread", [(), ("in another thread",)])
+def test_a_worker_that_is_being_started_when_a_signal_comes_is_known_to_who_ends_it(thread: tuple[str, ...]) -> None:
+    command = [*PYTHON, "-c", STARTING, *thread]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout.splitlines() == ["started", "kill what was started", "set()"], done.stderr
 
@@ -476,7 +483,7 @@ def test_the_conformance_suite_ends_its_subject_and_knows_nothing_of_the_rest(
     assert status == status_of(sign), said
     assert report["ok"] is False
     assert {one["id"]: one["ok"] for one in report["properties"]} == {"SMOKE": True, "L1": None}
-    assert in_order(said), said
+    assert in_order(said), "\n".join(said)
 
 
 def test_a_search_for_a_proof_ends_with_its_processes(commands: Any) -> None:
@@ -488,7 +495,7 @@ def test_a_search_for_a_proof_ends_with_its_processes(commands: Any) -> None:
     status, said = command.ended()
     assert status == 143, said
     assert report_of(said) == {"ok": False, "interrupted": "SIGTERM"}
-    assert in_order(said), said
+    assert in_order(said), "\n".join(said)
 
 
 DEAF = """
@@ -537,7 +544,7 @@ def test_workers_that_would_go_on_for_ever_do_not_hold_up_the_end(commands: Any,
     status, said = command.ended()
     assert status == 143, said
     assert report_of(said)["interrupted"] == "SIGTERM"
-    assert in_order(said), said
+    assert in_order(said), "\n".join(said)
 
 
 @pytest.mark.nixl
@@ -552,7 +559,7 @@ def test_shapes_that_were_not_run_are_named_and_cut_short(commands: Any) -> None
     assert report["shapes"]
     assert report["not_run"]
     assert not report["ok"]
-    assert in_order(said), said
+    assert in_order(said), "\n".join(said)
 
 
 @pytest.mark.parametrize(("left", "status"), [([], 0), (["mha-tp1-1"], 143)])

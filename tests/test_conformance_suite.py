@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from typing import ClassVar
 
 import pytest
 from conformance_toy import Toy
 
+from kvrooms.engine.ending import CutOff
 from kvrooms.harness.conformance.plan import Cut, Plan, RoomPlan
 from kvrooms.harness.conformance.reduce import smaller
 from kvrooms.harness.conformance.spelling import Form
@@ -110,6 +112,19 @@ def test_a_subject_that_cannot_be_driven_is_unknown_and_the_others_are_judged_al
     held, smoke = judged(Breaking(), "S3", "SMOKE")
     assert (held.ok, smoke.ok) == (None, True)
     assert "KeyError: 'prefill'" in held.reason
+
+
+def test_an_error_that_only_answers_a_signal_is_the_signal():
+    # as hypothesis does when it is interrupted before it has begun
+    class Interrupted(Toy):
+        def hold_writes(self, *, held):
+            try:
+                raise CutOff(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise AssertionError("no runner yet")  # noqa: B904
+
+    with pytest.raises(CutOff):
+        judged(Interrupted(), "S3")
 
 
 def test_the_writes_of_a_side_that_is_dead_are_not_released():

@@ -189,7 +189,7 @@ def test_a_decode_engine_that_stands_still_holds_up_no_room_of_another(processes
     with sending.engine, receiving.engine, Posts(sending.engine) as posts:
         kept = [sending.open(plan, send=False) for plan in sending.plans(24) if plan.total > plan.prefix]
         slow.carry(*(one.plan.number for one in kept), prefill="near-prefill", address=sending.engine.address)
-        while any(one.room.phase == "METADATA" for one in kept):
+        while not posts.bytes or any(one.room.phase == "METADATA" for one in kept):
             assert not any(one.room.poll().terminal for one in kept)
         slow.stop()
         (its_agent,) = posts.bytes
@@ -208,7 +208,8 @@ def test_a_decode_engine_that_stands_still_holds_up_no_room_of_another(processes
                 assert one.room.wait_memory_free(LIMIT_S)
                 near.hand_back(one)
         assert not all(one.room.poll().terminal for one in kept), "they went by while the others stood"
-        assert posts.bytes[its_agent] - posted <= IN_FLIGHT, "of all that is posted meanwhile, what may be in flight"
+        more = posts.bytes[its_agent] - posted
+        assert more <= 2 * IN_FLIGHT, "of all that is posted meanwhile, what may be in flight and what was just then"
         assert posts.bytes.total() - posts.bytes[its_agent] > 20 * IN_FLIGHT
         slow.go_on()
         for one in kept:

@@ -117,13 +117,27 @@ def belong_to_parent() -> None:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hear no signal until this is over: a worker that is just being started is not known yet to `kill_workers`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def undisturbed(*deaf: signal.Signals) -> Iterator[None]:
+    """Answer no signal until this is over: a worker that is just being started is not known yet to those who end it.
+
+    deaf: what the workers that are started meanwhile never hear (default: both signals), not even in the moment
+    before they have said so themselves. Those that start other than by fork run the resource tracker beforehand: its
+    start unblocks both signals.
+    """
+    late, handlers = list[int](), dict[signal.Signals, Any]()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf or SIGNALS)
+    if threading.current_thread() is threading.main_thread():  # another thread may be told; this one is to answer
+        handlers = {sign: signal.signal(sign, lambda number, _: late.append(number)) for sign in SIGNALS}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            for sign, handler in handlers.items():
+                signal.signal(sign, handler)
+            for number in late:
+                signal.raise_signal(number)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kill_workers() -> None:

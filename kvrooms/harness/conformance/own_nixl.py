@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import numpy as np
 
 from ... import __version__
+from ...engine.ending import undisturbed
 from ...protocol.registration import parse_address
 from ...transport.registry import RegistryServer
 from .own_guest import TcpGuest
@@ -134,10 +137,12 @@ class KvroomsNixl(Subject):
         """Processes for all ranks of a side; their group can be found by its rank 0."""
         assert self._registry is not None
         self._processes[side], leader = [], ""
+        resource_tracker.ensure_running()
         for rank in range(self._shape.ranks_of(side)):
             job = Job(side, self._shape, self._path(side, rank), self._deadline_s, self._registry.url, rank, leader)
-            process = _Process(job)
-            self._processes[side].append(process)
+            with undisturbed(signal.SIGINT):  # Ctrl-C is for the suite, which knows each worker from its first moment
+                process = _Process(job)
+                self._processes[side].append(process)
             process.met()
             leader = leader or process.leader
         self._sides[side] = OwnRanks([process.call for process in self._processes[side]])

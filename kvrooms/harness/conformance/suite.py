@@ -290,10 +290,19 @@ def judge_check(session: Session, check: Check) -> Outcome:
         session.stop()
         return Outcome(check.id, None, examples, str(unsupported), seconds=time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 - a subject that cannot be driven here may be judged elsewhere
+        if signalled := _signal_behind(error):
+            raise signalled from None
         session.stop()
         return Outcome(check.id, None, examples, _undriven(error), seconds=time.monotonic() - started)
     reason = unconfirmed or ("" if examples else "no example said anything about it in the time there was")
     return Outcome(check.id, None if reason else True, examples, reason, seconds=time.monotonic() - started)
+
+
+def _signal_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The signal that this error only answers: hypothesis fails in its own way, interrupted while it begins."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _undriven(error: Exception) -> str:

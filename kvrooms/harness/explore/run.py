@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 from ...engine.ending import belong_to_parent, undisturbed
@@ -119,6 +120,7 @@ def _in_processes(todo: list[Job], workers: int, say: Progress) -> Iterator[tupl
     # Not by fork: whoever calls may have threads. A worker that dies breaks the pool, which raises.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=belong_to_parent) as pool:
+        resource_tracker.ensure_running()
         with undisturbed():
             waiting: set[Future[tuple[Job, Found, float]]] = {pool.submit(search, job) for job in todo}
         try:
